@@ -46,7 +46,7 @@ $(VENV)/installed-parity: $(VENV)/installed
 	  || echo "seqeval was not built: the tests that compare with it will skip"
 	@touch $@
 
-quickstart: $(VENV)/installed  ## train and export a small BERT on local documentation (15 to 20 minutes)
+quickstart: $(VENV)/installed  ## train and export a small BERT on local documentation (about 15 minutes)
 	$(BIN)/bert-jax quickstart --output $(OUTPUT)
 
 test: $(VENV)/installed  ## run the tests; parity tests are skipped if PyTorch is missing

@@ -35,9 +35,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # and has grown by this much since the last time.
 CLEAR_ABOVE_BYTES = 1_000_000_000
 CLEAR_AFTER_GROWTH_BYTES = 200_000_000
-# `make test` should stay below 2.5 GB a process. Above this, they are freed after a file that added
-# less, and also after a single test that added CLEAR_AFTER_GROWTH_BYTES. Without growth there is
-# nothing to free: the rest is imported libraries.
+# `make test` should stay below 2.5 GB a process. Above this, less growth is enough after a file;
+# programs are also freed after a single test if the growth is CLEAR_AFTER_GROWTH_BYTES.
+# Without growth there is nothing to free: the rest is imported libraries.
 HIGH_MEMORY_BYTES = 1_700_000_000
 GROWTH_IN_HIGH_MEMORY_BYTES = 50_000_000
 _bytes_after_clearing = 0
@@ -101,7 +101,7 @@ def bounded_memory_in_a_file() -> Iterator[None]:
     """Frees compiled programs after a test if the file has compiled very many."""
     yield
     if _has_grown(HIGH_MEMORY_BYTES, CLEAR_AFTER_GROWTH_BYTES):
-        _free_compiled_programs()  # no gc.freeze: the fixtures of the file die with it
+        _free_compiled_programs()  # no gc.freeze: the file's fixtures must be freed later
 
 
 def _has_grown(above_bytes: int, growth_bytes: int) -> bool:

@@ -21,7 +21,7 @@ def make_handlers() -> ocp.handlers.DefaultCheckpointHandlerRegistry:
     """Returns the handlers of all items, for `ocp.CheckpointManager`.
 
     Unlike orbax's default, they write no array metadata. Only typed PRNG keys and custom chunks
-    need it, and a state has neither. They save arrays and NumPy numbers, not those of Python.
+    need it, and a state has neither. They save arrays and NumPy numbers, but no Python numbers.
     """
     types = ocp.type_handlers.create_type_handler_registry(
         (

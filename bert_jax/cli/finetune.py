@@ -185,8 +185,8 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
         "--window-overlap",
         type=int,
         metavar="TOKENS",
-        help="tokens that neighboring windows have in common, with --truncation windows or "
-        "hierarchical, in tagging and question answering (default: 128, at most half a window)",
+        help="tokens that neighboring windows have in common; for tagging, question answering and "
+        "--truncation windows or hierarchical (default: 128, at most half a window)",
     )
 
 
@@ -265,10 +265,11 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
 
 
 def _refuse_window_overlap_by_set(args: argparse.Namespace) -> None:
-    """Raises ConfigError if --set would change the windows after the updates are counted."""
     if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
-        advice = "set it in the recipe" if args.config else "use --window-overlap TOKENS"
-        raise ConfigError(f"--set data.window_overlap is applied after counting updates; {advice}")
+        flag = "--arg window_overlap=TOKENS" if args.config else "--window-overlap TOKENS"
+        raise ConfigError(
+            f"--set data.window_overlap would not change the number of updates; use {flag}"
+        )
 
 
 def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:

@@ -235,7 +235,7 @@ def bert_encoder_names(prefix: str) -> list[NameMapping]:
 class TyingTables(NamedTuple):
     """Holds the tables of tensor names of a family, for tied and for untied token embeddings.
 
-    With tied ones, a file has a copy of them for the masked-LM head at most.
+    With tied ones, the masked-LM head has no matrix of its own; a file may repeat the embeddings.
     """
 
     tied: NameTable

@@ -178,7 +178,7 @@ class Embedder:
 
         Args:
           batch: the encoder's fields, int32 [B, L].
-          prompt_length: that of `TokenizedTexts`.
+          prompt_length: tokens of a prompt that the pooling leaves out; None for all tokens.
         """
         size = len(batch["input_ids"])
         lengths = None if prompt_length is None else np.full(size, prompt_length, np.int32)

@@ -228,9 +228,14 @@ def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(progress.get(key), dict) for key in ("settings", "seconds", "results")):
         raise UserError(f"{file} was not written by the quickstart; choose another --output")
     if progress["settings"] != settings:
+        changed = ", ".join(
+            f"{name} {progress['settings'].get(name)}, now {value}"
+            for name, value in settings.items()
+            if progress["settings"].get(name) != value
+        )
         raise UserError(
-            f"{folder} was created with {progress['settings']}, now given {settings}; "
-            "choose another --output"
+            f"{folder} was created with other settings ({changed}); give the same ones, or choose "
+            "another --output"
         )
     return progress
 

@@ -36,7 +36,7 @@ class FewShotConfig:
     Attributes:
       prompt: name of a published prompt, or a .json file.
       epochs: training epochs of fine-tuning, LoRA and prompt tuning; None for the default of
-        `finetune`. SetFit has its own, as its batch size and learning rate.
+        `finetune`. SetFit has its own epochs, batch size and learning rate.
       learning_rate: peak learning rate of these; None for the default of each method.
       max_length: maximum number of tokens in a sequence, except for TF-IDF and frozen features.
       ensemble: prompts of pet and ipet, like `prompt`; empty for all published ones of the task.

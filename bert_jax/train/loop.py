@@ -106,8 +106,12 @@ class TrainingMeter:
         self._pauses.setdefault(activity or "", []).append(self._resumed_at - paused_at)
 
     def mean_pause(self, activity: str) -> float:
-        """Returns the mean seconds of the pauses for an activity so far; 0 before the first one."""
-        return statistics.fmean(self._pauses.get(activity, [0.0]))
+        """Returns the mean seconds of the pauses for an activity so far; 0 before the first one.
+
+        The first one compiles programs, so it counts only while it is the only one.
+        """
+        pauses = self._pauses.get(activity, [0.0])
+        return statistics.fmean(pauses[1:] or pauses)
 
     def add(self, tokens: int, flops: float) -> None:
         """Adds the tokens and FLOPs of one step."""

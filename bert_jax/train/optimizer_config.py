@@ -40,8 +40,9 @@ class Lamb:
 class StableAdamW:
     """Configures AdamW with update clipping (Wortsman et al. 2023, algorithm 2), as for ModernBERT.
 
-    The update of a parameter is divided by the root mean square of its gradient over the second
-    moment if that is above 1. It replaces the clipping of gradients: set `max_grad_norm` to None.
+    The update of a parameter is divided by RMS(gradient / sqrt(second moment)), the root mean
+    square over its elements, if that is above 1. This replaces the clipping of gradients: set
+    `max_grad_norm` to None.
     """
 
     b1: float = 0.9

@@ -83,7 +83,7 @@ def fine_tuning_experiment(
     Args:
       model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher: a model of this task to distill; the student starts with its `teacher_layers`.
-      epochs: None for 3, or more for few examples (dev is then evaluated at most 10 times).
+      epochs: None for 3, or 9 for a part of the encoder, or more for few examples.
       learning_rate, max_length: the peak rate and the tokens of a sequence; None: the usual ones.
       prompt: trains the masked-LM head on label words at a mask.
 
@@ -231,8 +231,8 @@ def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -
     epochs = factor * math.ceil(max(DEFAULT_EPOCHS, MIN_UPDATES / steps_per_epoch))
     if epochs > usual:
         logger.info(
-            "%s training sequences give %d updates in an epoch: training for %d epochs (%d updates)"
-            ", not %d; set --epochs to change it",
+            "%s training sequences give only %d updates in an epoch: training for %d epochs (%d "
+            "updates) instead of %d epochs; set --epochs to change it",
             f"{num_sequences:,}",
             steps_per_epoch,
             epochs,

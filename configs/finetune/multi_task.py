@@ -44,6 +44,7 @@ def get_config(
     epochs: float = 3.0,
     batch_size: int = 32,
     learning_rate: float = 5e-5,
+    window_overlap: int = 128,
     seed: int = 0,
 ) -> Experiment:
     """Returns the config of the run; `conll` holds eng.train, eng.testa, and eng.testb (or .gz)."""
@@ -65,6 +66,7 @@ def get_config(
         epochs=epochs,
         batch_size=batch_size,
         learning_rate=learning_rate,
+        window_overlap=window_overlap,
         seed=seed,
     )
 

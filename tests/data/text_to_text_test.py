@@ -123,7 +123,7 @@ def test_columns_of_texts_are_read_with_their_errors(tmp_path) -> None:
     with pytest.raises(ConfigError, match="expected two different column names"):
         TextColumns(train="x", source="a", target="a")
     named = NamedTextTask(name="a", task=config)
-    with pytest.raises(ConfigError, match="different names"):
+    with pytest.raises(ConfigError, match="the name 'a' more than once"):
         TextToTextData(tasks=(named, named), tokenizer="t")
 
 

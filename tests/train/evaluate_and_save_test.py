@@ -11,6 +11,7 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.runs.hooks import TrainingHalted
+from bert_jax.train import loop
 from bert_jax.train.config import (
     CheckpointConfig,
     HeldOutEval,
@@ -120,6 +121,18 @@ def test_unknown_best_metric_is_found_before_training():
     check("f1")
     with pytest.raises(ConfigError, match=r"best_metric is 'acuracy'.*one of: accuracy, f1"):
         check("acuracy")
+
+
+def test_the_first_pause_compiles_and_counts_only_while_it_is_alone(monkeypatch):
+    # The meter reads the clock when it starts, twice before a pause, and once after it.
+    times = iter([0.0, 1.0, 1.0, 11.0, 12.0, 12.0, 14.0, 15.0, 15.0, 18.0])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    meter, means = TrainingMeter(), []
+    for _ in range(3):
+        with meter.paused("evaluate"):
+            pass
+        means.append(meter.mean_pause("evaluate"))
+    assert means == [10, 2, 2.5] and meter.mean_pause("save") == 0
 
 
 @pytest.mark.parametrize(("save_every", "eval_every"), [(100, 100), (100, 60), (300, 50), (7, 5)])

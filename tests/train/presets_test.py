@@ -51,20 +51,30 @@ def test_overlap_for_texts_without_windows_is_refused(folder):
 
 @pytest.mark.parametrize(
     ("source", "advice"),
-    [("columns", "use --window-overlap TOKENS"), ("--config=multi_task", "set it in the recipe")],
+    [
+        ("columns", "--window-overlap TOKENS"),
+        ("--config=multi_task", "--arg window_overlap=TOKENS"),
+    ],
 )
 def test_overlap_is_not_set_after_updates_were_counted(source, advice):
     command = ["finetune", source, "--run", "r", "--set", "data.window_overlap=2"]
-    with pytest.raises(ConfigError, match=f"after counting updates; {advice}"):
+    with pytest.raises(ConfigError, match=f"not change the number of updates; use {advice}"):
         finetune.run(cli.build_parser().parse_args(command))
 
 
 def test_updates_of_several_tasks_are_those_of_windows(folder):
     (folder / "ner.train").write_text("sea O\n" * 39 + "net B-X\n\n")
     tasks: dict[str, TaskConfig] = {"ner": Conll(train=str(folder / "ner.train"))}
-    model, sizes = str(folder / "model"), {"max_length": 18, "batch_size": 1, "epochs": 1}
-    steps = [
-        multi_task_experiment(tasks, model, window_overlap=overlap, **sizes).train.phases[0].steps
-        for overlap in (2, 8)
-    ]
-    assert steps == [3, 4]
+
+    def num_updates(overlap: int) -> int:
+        config = multi_task_experiment(
+            tasks,
+            str(folder / "model"),
+            window_overlap=overlap,
+            max_length=18,
+            batch_size=1,
+            epochs=1,
+        )
+        return config.train.steps
+
+    assert (num_updates(2), num_updates(8)) == (3, 4)

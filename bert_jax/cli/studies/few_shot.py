@@ -147,8 +147,8 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=128,
         metavar="TOKENS",
-        help="maximum length of a sequence, except for tf-idf and the methods with frozen features "
-        "(default: 128)",
+        help="maximum length of a sequence; not used by tf-idf, nearest-class-mean and "
+        "logistic-regression (default: 128)",
     )
 
 

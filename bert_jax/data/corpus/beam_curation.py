@@ -107,7 +107,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_recipe_arguments(parser)
     parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder that all machines see"
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder that all machines see under the same path",
     )
     args, beam_arguments = parser.parse_known_args(arguments)
     try:

@@ -77,7 +77,7 @@ def concatenate_features(features_by_task: Mapping[str, Features]) -> Features:
 
 
 class MixtureSampler:
-    """Draws the same number of sequences of each task in every epoch, in proportion to its rate.
+    """Draws, in every epoch, a fixed number of sequences of each task, in proportion to its rate.
 
     This is an `EpochSampler` over joined features. The sequences of a task are passed over again
     and again, each time in a new random order, and an epoch continues the pass in which the last

@@ -63,7 +63,7 @@ class TextToTextData:
 
     def __post_init__(self) -> None:
         names = [named.name for named in self.tasks]
-        if not names or len(set(names)) < len(names):
-            raise ConfigError(
-                f"data.tasks has the names {names}, expected at least one task and different names"
-            )
+        if not names:
+            raise ConfigError("data.tasks is empty, expected at least one task")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"data.tasks has the name {repeated[0]!r} more than once")

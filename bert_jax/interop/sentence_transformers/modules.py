@@ -192,7 +192,9 @@ def module_from_json(class_name: str, config: Mapping[str, Any], file: Path) -> 
         if type(size) is not int or not 1 <= size <= LARGEST_EMBEDDING:
             raise UserError(f"{file}: {field} is {size!r}, expected a size such as 768")
     if config.get("use_residual"):
-        raise UserError(f"{file}: use_residual is true; dense layers with a residual are not known")
+        raise UserError(
+            f"{file}: use_residual is true; dense layers with a residual are not supported"
+        )
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
         raise UserError(

@@ -252,12 +252,12 @@ def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, c
     assert train.steps == 11 * 19 and train.checkpoints.save_every == 2 * 19
     assert train.evaluation is not None and train.evaluation.eval_every == 2 * 19
     (message,) = caplog.messages
-    assert message.startswith("300 training sequences give 19 updates in an epoch: training for")
-    assert "11 epochs (209 updates), not 3; set --epochs" in message
+    assert message.startswith("300 training sequences give only 19 updates in an epoch: ")
+    assert "11 epochs (209 updates) instead of 3 epochs; set --epochs" in message
     caplog.clear()
     lora = TuningConfig(method=LoRA())
     assert fine_tuning_experiment(columns, model, batch_size=16, tuning=lora).train.steps == 33 * 19
-    assert "33 epochs (627 updates), not 9; set --epochs" in caplog.messages[0]
+    assert "33 epochs (627 updates) instead of 9 epochs; set --epochs" in caplog.messages[0]
     caplog.clear()
     assert fine_tuning_experiment(columns, model, batch_size=16, epochs=3).train.steps == 57
     assert fine_tuning_experiment(columns, model, batch_size=4).train.steps == 225

@@ -102,7 +102,8 @@ class SimilarExamples:
     Attributes:
       vectors: file of JSON lines with "text" and "embedding", as `bert-jax embed` writes them, of
         all inputs and examples; both texts of a pair are joined with a space.
-      fraction: how many of the examples of a class, rounded down, but at least one.
+      fraction: the part of a class's examples, the most similar ones, that demonstrations are drawn
+        from; their number is rounded down, but is at least one.
     """
 
     vectors: str

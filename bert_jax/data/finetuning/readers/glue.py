@@ -134,8 +134,8 @@ def read_glue(config: Glue) -> Task:
                 f"{folder} does not exist; expected the GLUE folder with {expected_files}"
             )
         raise UserError(
-            f"{folder} has no file of {config.task}; expected {expected_files} (or .tsv.gz) in the "
-            "folder that contains CoLA, SST-2, ..., not in that of one task"
+            f"{folder} has no file of {config.task}; expected {expected_files} (or .tsv.gz): give "
+            "the folder that contains the folders CoLA, SST-2, ..., not one of these"
         )
     if config.task == "mnli":
         diagnostic, _ = _read_splits(folder, GLUE_TASKS["ax"])
