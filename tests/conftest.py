@@ -35,8 +35,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # and has grown by this much since the last time.
 CLEAR_ABOVE_BYTES = 1_000_000_000
 CLEAR_AFTER_GROWTH_BYTES = 200_000_000
-# `make test` should stay below 2.5 GB a process. Above this, less growth is enough after a file;
-# programs are also freed after a single test if the growth is CLEAR_AFTER_GROWTH_BYTES.
+# `make test` should stay below 2.5 GB a process. Above HIGH_MEMORY_BYTES, programs are freed after
+# less growth, and after a single test if the growth is CLEAR_AFTER_GROWTH_BYTES.
 # Without growth there is nothing to free: the rest is imported libraries.
 HIGH_MEMORY_BYTES = 1_700_000_000
 GROWTH_IN_HIGH_MEMORY_BYTES = 50_000_000

@@ -268,7 +268,7 @@ def _refuse_window_overlap_by_set(args: argparse.Namespace) -> None:
     if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
         flag = "--arg window_overlap=TOKENS" if args.config else "--window-overlap TOKENS"
         raise ConfigError(
-            f"--set data.window_overlap would not change the number of updates; use {flag}"
+            f"--set data.window_overlap is applied after the updates are counted; use {flag}"
         )
 
 

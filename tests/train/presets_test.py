@@ -58,7 +58,7 @@ def test_overlap_for_texts_without_windows_is_refused(folder):
 )
 def test_overlap_is_not_set_after_updates_were_counted(source, advice):
     command = ["finetune", source, "--run", "r", "--set", "data.window_overlap=2"]
-    with pytest.raises(ConfigError, match=f"not change the number of updates; use {advice}"):
+    with pytest.raises(ConfigError, match=f"applied after the updates are counted; use {advice}"):
         finetune.run(cli.build_parser().parse_args(command))
 
 

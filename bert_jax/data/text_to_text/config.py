@@ -66,4 +66,6 @@ class TextToTextData:
         if not names:
             raise ConfigError("data.tasks is empty, expected at least one task")
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"data.tasks has the name {repeated[0]!r} more than once")
+            raise ConfigError(
+                f"data.tasks has the name {repeated[0]!r} more than once, expected different names"
+            )
