@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for verb in (steps, scores):
         verb.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     scores.add_argument("--glue-dir", help="folder of the official GLUE files")
-    scores.add_argument("--tasks", nargs="+", default=[f"glue/{task}" for task in TASKS])
+    scores.add_argument("--tasks", nargs="*", default=[f"glue/{task}" for task in TASKS])
     scores.add_argument("--conll", nargs=2, metavar="FILE", help="CoNLL-2003 files: train and dev")
     scores.add_argument("--num-seeds", type=int, default=3)
     scores.add_argument("--epochs", type=float, help="default: that of the method")

@@ -229,7 +229,7 @@ def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"{file} was not written by the quickstart; choose another --output")
     if progress["settings"] != settings:
         changed = ", ".join(
-            f"{name} {progress['settings'].get(name)}, now {value}"
+            f"{name} {_setting(progress['settings'].get(name))}, now {_setting(value)}"
             for name, value in settings.items()
             if progress["settings"].get(name) != value
         )
@@ -238,6 +238,10 @@ def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
             "another --output"
         )
     return progress
+
+
+def _setting(value: Any) -> str:
+    return "the default" if value is None else str(value)
 
 
 def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ from bert_jax.studies.few_shot_config import (
     DEMONSTRATIONS,
     DISTILLED,
     FEATURES,
+    METHODS,
     PROMPT_TUNING,
     SETFIT,
     TFIDF,
@@ -122,9 +123,9 @@ class FewShotStudy:
         return failed | self._run_distilled(runner)
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
-        """Returns all numbers of the finished runs as JSON values."""
+        """Returns all numbers of the finished runs as JSON values, those of earlier calls, too."""
         methods: dict[str, Any] = {}
-        for method in self._config.methods:
+        for method in METHODS:
             found = self._metrics_by_seed(method)
             metrics = {
                 name: seed_statistics({seed: values[name] for seed, values in found.items()})

@@ -231,10 +231,11 @@ def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -
     epochs = factor * math.ceil(max(DEFAULT_EPOCHS, MIN_UPDATES / steps_per_epoch))
     if epochs > usual:
         logger.info(
-            "%s training sequences give only %d updates in an epoch: training for %d epochs (%d "
-            "updates) instead of %d epochs; set --epochs to change it",
+            "%s training sequences give only %d updates in an epoch, and a task needs at least %d: "
+            "training for %d epochs (%d updates) instead of %d epochs; set --epochs to change it",
             f"{num_sequences:,}",
             steps_per_epoch,
+            factor * MIN_UPDATES,
             epochs,
             epochs * steps_per_epoch,
             usual,

@@ -117,8 +117,9 @@ def test_finished_stages_are_not_repeated(command, capsys):
 
 
 def test_other_settings_in_same_folder_are_an_error(command, capsys):
-    assert main([*command, "--seed", "1"]) == 1
-    assert "choose another --output" in capsys.readouterr().err
+    assert main([*command, "--steps", "5"]) == 1
+    message = capsys.readouterr().err
+    assert "steps the default, now 5" in message and "choose another --output" in message
 
 
 def test_baselines_command_matches_summary(command, capsys):

@@ -268,6 +268,10 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
         assert cli.main(command) == 0
     assert capsys.readouterr().out == table
     assert cli.main([*command, "--seeds", "13", "42", "--methods", "demonstrations"]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    assert list(results) == default  # those of earlier calls stay
+    runs = {method: results[method]["accuracy"]["runs"] for method in ("demonstrations", "lora")}
+    assert runs == {"demonstrations": 2, "lora": 1}
     assert cli.main([*command[:-2], "--max-length", "18"]) == 1
 
 

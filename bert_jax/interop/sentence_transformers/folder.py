@@ -114,7 +114,7 @@ def read_sentence_head(
     try:
         config.embedding_size(hidden_size)
     except UserError as error:
-        raise UserError(f"{folder}: {error}; the files are of different models") from None
+        raise UserError(f"{folder}: {error}; its files disagree, export the model again") from None
     return SentenceHead(config, params)
 
 

@@ -252,7 +252,8 @@ def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, c
     assert train.steps == 11 * 19 and train.checkpoints.save_every == 2 * 19
     assert train.evaluation is not None and train.evaluation.eval_every == 2 * 19
     (message,) = caplog.messages
-    assert message.startswith("300 training sequences give only 19 updates in an epoch: ")
+    assert message.startswith("300 training sequences give only 19 updates in an epoch, and ")
+    assert "needs at least 200: training for" in message
     assert "11 epochs (209 updates) instead of 3 epochs; set --epochs" in message
     caplog.clear()
     lora = TuningConfig(method=LoRA())

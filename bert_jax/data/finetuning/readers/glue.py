@@ -135,7 +135,7 @@ def read_glue(config: Glue) -> Task:
             )
         raise UserError(
             f"{folder} has no file of {config.task}; expected {expected_files} (or .tsv.gz): give "
-            "the folder that contains the folders CoLA, SST-2, ..., not one of these"
+            f"the folder that contains the folder {spec.folder_names[0]}"
         )
     if config.task == "mnli":
         diagnostic, _ = _read_splits(folder, GLUE_TASKS["ax"])

@@ -135,6 +135,7 @@ def test_invalid_lines_of_qqp_are_skipped_and_counted(tmp_path):
         ("RTE/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n",
          r"all 1 training examples have the label 'entailment'"),
         ("rte.tsv", "", r"has no file of rte; expected RTE/train\.tsv, RTE/dev\.tsv, RTE/test"),
+        ("RTE.tsv", "", r"the folder that contains the folder RTE$"),
     ],
 )  # fmt: skip
 def test_invalid_files_are_reported(tmp_path, name: str, text: str, message: str):
