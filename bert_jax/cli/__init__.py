@@ -36,6 +36,7 @@ from bert_jax.cli import (
     pretrain,
     quickstart,
     serve,
+    setfit,
     show_config,
     simulate,
     train_tokenizer,
@@ -68,6 +69,7 @@ VERBS: dict[str, Any] = {
     "pretrain": pretrain,
     "finetune": finetune,
     "embed-train": embed_train,
+    "setfit": setfit,
     "simulate": simulate,
     "tpu": tpu,
     "glue": glue,
@@ -94,7 +96,7 @@ VERBS: dict[str, Any] = {
 }
 """Verb -> module, in the order in which `--help` lists them."""
 
-TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train)
+TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train, setfit)
 
 DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT-family encoders, T5 and BART in JAX."
 
@@ -106,9 +108,9 @@ example: train a tokenizer, prepare documents, pretrain, export, predict
   bert-jax export runs/tiny --output exported
   bert-jax fill-mask exported "It was a [MASK] night."
 
-On Linux, `pretrain`, `finetune`, `embed-train` and `quickstart` restart themselves once, in the
-same process, with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes training on a CPU faster. To
-prevent this, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
+On Linux, `pretrain`, `finetune`, `embed-train`, `setfit` and `quickstart` restart themselves once,
+in the same process, with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes training on a CPU
+faster. To prevent this, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
 """
 
 

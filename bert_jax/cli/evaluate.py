@@ -11,6 +11,7 @@ from bert_jax.cli.arguments.prediction import (
     add_batch_size_argument,
     add_max_length_argument,
     add_model_argument,
+    refuse_flags_of_heads,
 )
 from bert_jax.cli.arguments.task import (
     TASKS_HELP,
@@ -22,6 +23,8 @@ from bert_jax.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from bert_jax.data.finetuning.example import Task
+    from bert_jax.predict.predictor import Predictor
+    from bert_jax.predict.setfit import SetFitClassifier
 
 HELP = "compute the metrics of a fine-tuned model on any labeled split"
 
@@ -74,14 +77,10 @@ def run(args: argparse.Namespace) -> None:
 
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.predict.predictor import Predictor
-    from bert_jax.pretrained.load import load_model, require_single_task
     from bert_jax.tasks import compute_metrics
     from bert_jax.tasks.contamination import metrics_by_group
 
-    model = load_model(args.model, args.model_task, args.base)
-    require_single_task(model, "--model-task")
-    predictor = Predictor(model, max_length=args.max_length, batch_size=args.batch_size)
+    predictor = _load_predictor(args)
     task = load_task(config)
     for note in task.notes:
         logger.info("note: %s", note)
@@ -99,6 +98,19 @@ def run(args: argparse.Namespace) -> None:
             by_group = metrics_by_group(own_task, split, predictions, groups)
             results[split]["by_contamination"] = by_group
     print(json.dumps(results, indent=2))
+
+
+def _load_predictor(args: argparse.Namespace) -> "Predictor | SetFitClassifier":
+    from bert_jax.predict.predictor import Predictor
+    from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
+    from bert_jax.pretrained.load import load_model, require_single_task
+
+    if is_setfit_folder(args.model):
+        refuse_flags_of_heads(args, ("max_length", "model_task", "base"))
+        return SetFitClassifier(args.model)
+    model = load_model(args.model, args.model_task, args.base)
+    require_single_task(model, "--model-task")
+    return Predictor(model, max_length=args.max_length, batch_size=args.batch_size)
 
 
 def _labeled_splits(task: "Task") -> list[str]:

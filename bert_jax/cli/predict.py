@@ -16,12 +16,14 @@ from bert_jax.cli.arguments.prediction import (
     add_batch_size_argument,
     add_max_length_argument,
     add_model_argument,
+    refuse_flags_of_heads,
 )
 from bert_jax.cli.arguments.text_inputs import text_groups
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from bert_jax.predict.predictor import Predictor
+    from bert_jax.predict.setfit import SetFitClassifier
     from bert_jax.tasks.base import ModelInput
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ Start and end of answers and entities count characters; for CoNLL files, entitie
 Line N of the output belongs to line N of a text file or of standard input: an empty line gets null,
 or empty lists of tags and entities.
 """
+_SETTINGS = ("truncation", "window_pooling", "max_length", "window_overlap", "allow_no_answer")
 _COLUMNS = ("text", "text_pair", "question", "context", "id")
 _GROUP_SIZE = 1024
 
@@ -140,20 +143,9 @@ def run(args: argparse.Namespace) -> None:
     """Writes one JSON line for each input, in order."""
     from tqdm import tqdm
 
-    from bert_jax.predict.predictor import Predictor
-    from bert_jax.pretrained.load import load_model
-
     if args.output:
         check_writable(Path(args.output))
-    predictor = Predictor(
-        load_model(args.model, args.task, args.base),
-        truncation=args.truncation,
-        window_pooling=args.window_pooling,
-        max_length=args.max_length,
-        window_overlap=args.window_overlap,
-        batch_size=args.batch_size,
-        allow_no_answer=args.allow_no_answer,
-    )
+    predictor = _load_predictor(args)
     groups, total = _grouped_inputs(args, predictor)
     num_predictions = 0
     # On one terminal, a progress bar and output lines would overwrite each other.
@@ -178,8 +170,21 @@ def run(args: argparse.Namespace) -> None:
         )
 
 
+def _load_predictor(args: argparse.Namespace) -> "Predictor | SetFitClassifier":
+    from bert_jax.predict.predictor import Predictor
+    from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
+    from bert_jax.pretrained.load import load_model
+
+    settings = {name: getattr(args, name) for name in _SETTINGS}
+    if is_setfit_folder(args.model):
+        refuse_flags_of_heads(args, (*settings, "task", "base"))
+        return SetFitClassifier(args.model)
+    model = load_model(args.model, args.task, args.base)
+    return Predictor(model, batch_size=args.batch_size, **settings)
+
+
 def _grouped_inputs(
-    args: argparse.Namespace, predictor: "Predictor"
+    args: argparse.Namespace, predictor: "Predictor | SetFitClassifier"
 ) -> tuple[Iterator[Sequence["ModelInput"]], int | None]:
     """Returns groups of inputs, and the number of inputs, None for standard input."""
     from bert_jax.predict.files import group_arguments, parse_line, read_inputs

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from bert_jax.atomic_io import atomic_path, check_new_folder
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import TOLERANCE, log_onnx, verify_export, write_folder
 from bert_jax.export.model_card import provenance_lines, run_sections
 from bert_jax.export.onnx.write import OnnxPrecision
@@ -21,6 +21,7 @@ from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.batching import require_tokenizer
 from bert_jax.predict.embedder import Embedder
+from bert_jax.predict.setfit import HEAD_CONFIG, HEAD_WEIGHTS, is_setfit_folder, load_head
 from bert_jax.pretrained.sentence_model import SentenceModel, load_sentence_model
 
 _SAMPLE_TEXTS = (
@@ -58,6 +59,25 @@ With bert_jax:
 bert-jax embed {name} "A sentence." "Another one."
 ```
 """
+_CLASSIFIER = """\
+## Classify
+
+{config} has the labels ({labels}), and {weights} a logistic
+regression that SetFit fitted to the vectors:
+
+```python
+from safetensors.numpy import load_file
+
+head = load_file("{name}/{weights}")
+logits = model.encode(["A sentence."]) @ head["weight"].T + head["bias"]
+```
+
+With bert_jax:
+
+```
+bert-jax predict {name} "A sentence."
+```
+"""
 
 
 def with_choices(
@@ -66,8 +86,13 @@ def with_choices(
     """Returns a sentence encoder with another pooling or normalization; None is that of the model.
 
     Raises:
-      ConfigError: a dense layer does not fit the vectors of the pooling.
+      ConfigError: a dense layer or the logistic regression of SetFit does not fit the new vectors.
     """
+    if is_setfit_folder(sentence.model.path) and (pooling, normalize) != (None, None):
+        raise ConfigError(
+            f"the logistic regression of {sentence.model.path} was fitted to the vectors as they "
+            "are; remove --pooling and --normalize"
+        )
     modules = sentence.config.modules
     if normalize is not None:
         while modules and isinstance(modules[-1], Normalize):
@@ -85,6 +110,8 @@ def export_sentence_encoder(
     sentence: SentenceModel, output: Path, onnx: OnnxPrecision | None = None
 ) -> float:
     """Writes the folder `output`: encoder, tokenizer, pooling, what follows it, and a model card.
+
+    A run of SetFit has a logistic regression, too, whose files are written again.
 
     Args:
       onnx: the precision of the ONNX files that are written as well; None for no such files.
@@ -115,6 +142,8 @@ def export_sentence_encoder(
             head = SentenceHead(sentence.config, paths.flatten(sentence.head_params))
             size, length = model.config.hidden_size, model.config.max_length
             write_sentence_head(folder, head, size, length)
+            if is_setfit_folder(model.path):
+                load_head(Path(model.path)).save(folder)
             difference = max(verify_export(model, folder), _verify_vectors(sentence, folder))
             lines: list[str] = []
             if onnx is not None:
@@ -169,6 +198,15 @@ def _model_card(
         prompts=f" Prompts: {prompts}." if prompts else "",
     )
     sections = [card]
+    if is_setfit_folder(model.path):
+        sections.append(
+            _CLASSIFIER.format(
+                name=name,
+                config=HEAD_CONFIG,
+                weights=HEAD_WEIGHTS,
+                labels=", ".join(load_head(Path(model.path)).labels),
+            )
+        )
     if onnx_lines:
         sections += ["## ONNX", "\n\n".join(onnx_lines)]
     if model.run is not None:

@@ -1,26 +1,29 @@
 """Classifies texts with the vectors of a sentence encoder and a logistic regression (SetFit)."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
-from scipy.special import softmax
 
 from bert_jax.atomic_io import atomic_write, write_json
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.json_io import read_json_object
+from bert_jax.predict.checks import check_fits_model, is_empty_text, is_one_input
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import load_model
-from bert_jax.tasks import compute_metrics
+from bert_jax.tasks import compute_metrics, kind_named, text_examples
+from bert_jax.tasks.base import ModelInput
 
 HEAD_WEIGHTS, HEAD_CONFIG = "setfit_head.safetensors", "setfit_head.json"
+_GROUP_SIZE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,11 @@ class SetFitHead:
         write_json(folder / HEAD_CONFIG, {"labels": list(self.labels)})
 
 
+def is_setfit_folder(folder: str | Path) -> bool:
+    """Returns whether a folder has the head of a run of SetFit."""
+    return (Path(folder) / HEAD_CONFIG).is_file()
+
+
 def load_head(folder: Path) -> SetFitHead:
     """Reads the head that `SetFitHead.save` wrote.
 
@@ -71,7 +79,14 @@ def load_head(folder: Path) -> SetFitHead:
 
 
 class SetFitClassifier:
-    """Classifies texts: `SetFitClassifier("runs/setfit")("A fine film.")["label"]`."""
+    """Classifies texts: `SetFitClassifier("runs/setfit")("A fine film.")["label"]`.
+
+    Attributes:
+      head: the logistic regression.
+      kind: classification, as of a `Predictor`.
+      max_length: maximum number of tokens in a text.
+      num_truncated: number of texts so far that were longer.
+    """
 
     def __init__(self, folder: str | Path, head: SetFitHead | None = None):
         """Reads the sentence encoder of a run folder and its head.
@@ -80,7 +95,9 @@ class SetFitClassifier:
           UserError: the folder is not that of a run of SetFit, or the head has another size.
         """
         self.head = load_head(Path(folder)) if head is None else head
-        self._embedder = Embedder(load_model(folder))
+        self._path, self._embedder = str(folder), Embedder(load_model(folder))
+        self.kind, self.max_length = kind_named("classification"), self._embedder.max_length
+        self.num_truncated = 0
         if self.head.weight.shape[1] != self._embedder.embedding_size:
             raise UserError(
                 f"{folder}: the head reads vectors of {self.head.weight.shape[1]} components, but "
@@ -88,34 +105,94 @@ class SetFitClassifier:
             )
 
     @overload
-    def __call__(self, inputs: str | TextExample) -> dict[str, Any]: ...
+    def __call__(
+        self,
+        inputs: str | tuple[str, str] | TextExample,
+        *,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> dict[str, Any]: ...
 
     @overload
-    def __call__(self, inputs: Sequence[str] | Sequence[TextExample]) -> list[dict[str, Any]]: ...
+    def __call__(
+        self,
+        inputs: Sequence[ModelInput],
+        *,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> list[dict[str, Any]]: ...
 
-    def __call__(self, inputs: Any) -> dict[str, Any] | list[dict[str, Any]]:
-        """Returns {"text", "label", "probabilities"} of one text or example, or a list of them."""
-        if isinstance(inputs, str | TextExample):
-            return self._predict([inputs])[0]
-        return self._predict(inputs)
+    def __call__(
+        self, inputs: Any, *, on_progress: Callable[[int], object] | None = None
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Returns {"text", "label", "probabilities"} of one text, pair or example, or of a list.
 
-    def _predict(self, inputs: Sequence[str | TextExample]) -> list[dict[str, Any]]:
-        texts = [each if isinstance(each, str) else joined_text(each) for each in inputs]
-        probabilities = softmax(self.logits(texts).astype(np.float64), axis=1)
+        Both texts of a pair are joined with a space, as in training. The values for a text of white
+        space are None.
+
+        Args:
+          on_progress: called after each group of texts with their number.
+
+        Raises:
+          UserError: an input is no text, pair of texts or example.
+        """
+        if is_one_input(inputs):
+            return self._predict([inputs], on_progress)[0]
+        return self._predict(cast(Sequence[ModelInput], inputs), on_progress)
+
+    def _predict(
+        self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None
+    ) -> list[dict[str, Any]]:
+        examples = {
+            index: self.kind.example_from_input(model_input, str(index))
+            for index, model_input in enumerate(inputs)
+            if not is_empty_text(model_input)
+        }
+        logits = self.logits([joined_text(each) for each in examples.values()], on_progress)
+        if on_progress is not None and len(examples) < len(inputs):
+            on_progress(len(inputs) - len(examples))
+        labels, results = self.head.labels, [dict(self.kind.empty_prediction) for _ in inputs]
+        records = self.kind.predictions_to_json(list(examples.values()), logits, labels)
+        for index, record in zip(examples, records, strict=True):
+            results[index] = record
         return [
-            {
-                "text": text,
-                "label": self.head.labels[int(row.argmax())],
-                "probabilities": dict(zip(self.head.labels, row.tolist(), strict=True)),
-            }
-            for text, row in zip(texts, probabilities, strict=True)
+            self.kind.add_input(model_input, result)
+            for model_input, result in zip(inputs, results, strict=True)
         ]
 
-    def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """Computes the logits of texts, float32 [n, C]."""
-        return self.head.logits(self._embedder.vectors(texts))
+    def logits(
+        self, texts: Sequence[str], on_progress: Callable[[int], object] | None = None
+    ) -> np.ndarray:
+        """Computes the logits of texts, float32 [n, C]; `on_progress` as in `__call__`."""
+        vectors = np.zeros((len(texts), self._embedder.embedding_size), np.float32)
+        for start in range(0, len(texts), _GROUP_SIZE):
+            embeddings = self._embedder(list(texts[start : start + _GROUP_SIZE]))
+            vectors[start : start + len(embeddings)] = [each.vector for each in embeddings]
+            self.num_truncated += sum(each.truncated for each in embeddings)
+            if on_progress is not None:
+                on_progress(len(embeddings))
+        return self.head.logits(vectors)
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
-        """Computes the metrics of a labeled split; the task has the labels of the head."""
-        examples = [each for each in task.splits[split] if isinstance(each, TextExample)]
-        return compute_metrics(task, examples, self.logits([joined_text(e) for e in examples]))
+        """Computes the metrics of a labeled split; raises what `predict_split` raises."""
+        own_task, logits = self.predict_split(task, split)
+        return compute_metrics(own_task, own_task.splits[split], logits)
+
+    def predict_split(
+        self, task: Task, split: str, on_progress: Callable[[int], object] | None = None
+    ) -> tuple[Task, np.ndarray]:
+        """Computes the logits of a labeled split, as `Predictor.predict_split`.
+
+        Returns:
+          The task with the labels of the head, whose order gives the class ids, and the logits,
+          float32 [n, C].
+
+        Raises:
+          ConfigError: the task has no such split, or is no classification.
+          UserError: an example has no label, or one that the head does not have.
+        """
+        if split not in task.splits:
+            splits = ", ".join(task.splits)
+            raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
+        check_fits_model(task, split, self.kind, self.head.labels, self._path)
+        texts = [joined_text(each) for each in text_examples(task, split)]
+        own_task = dataclasses.replace(task, labels=self.head.labels)
+        return own_task, self.logits(texts, on_progress)

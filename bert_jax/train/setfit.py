@@ -9,6 +9,7 @@ et al. 2022), by an ordinary run that resumes after a stop. The head is then fit
 Defaults are those of setfit 1.2. Unlike there, a batch that is not full is left out.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,13 @@ from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
 from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.sentence_model import load_sentence_model
 from bert_jax.runs import run_folder
+from bert_jax.runs.messages import format_metrics
 from bert_jax.tasks import text_examples
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.run import run
 from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,4 +97,6 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
         if split != "train" and all(map(is_labeled, examples))
     }
     write_json(folder / run_folder.EVALUATION, metrics)
+    for split, values in metrics.items():
+        logger.info("logistic regression, %s: %s", split, format_metrics(values))
     return EXIT_DONE

@@ -52,6 +52,8 @@ def make_short(words: list[str]) -> list[str]:
             return [*words[:index], "steps=3", "batch_size=8", *words[index:], "--set", *TINY]
         case "embed-train":
             return [*words, "--epochs", "0.5", "--batch-size", "8", "--chunk-size", "4"]
+        case "setfit":
+            return [*words, "--num-iterations", "1", "--max-length", "16"]
         case "finetune":
             return [*words, "--epochs", "1", "--batch-size", "8", "--max-length", "16"]
         case _:
@@ -143,6 +145,12 @@ def test_seqio_guide(folder, capsys, monkeypatch):
 def test_adapters_guide(exported):
     assert len(run_page(DOCS / "how_to/adapters.md", make_short)) == 6
     assert (exported.parent / "reviews-lora/adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow  # tests/train/setfit_test.py runs the commands
+def test_few_labels_guide(exported):
+    assert len(run_page(DOCS / "how_to/few_labels.md", make_short)) == 4
+    assert (exported.parent / "reviews/setfit_head.safetensors").is_file()
 
 
 @pytest.mark.slow

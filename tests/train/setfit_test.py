@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from sklearn.linear_model import LogisticRegression
 
+from bert_jax.cli import main
 from bert_jax.data.finetuning.config import Columns
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.sentence_embeddings.config import ContrastivePairs
@@ -66,6 +67,70 @@ def test_setfit_trains_encoder_and_head(config: SetFitConfig, folder: Path):
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
     assert min(cosines[0, 1], cosines[2, 3]) > 0.9 and cosines[:2, 2:].max() < 0.5
+
+
+def test_commands_train_predict_evaluate_and_export(
+    config: SetFitConfig, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The run is complete, so the first command only fits the head again."""
+    train = str(Path(config.model).parent / "train.csv")
+    data = ["columns", "--train", train, "--dev", train, "--text", "text", "--label", "label"]
+    flags = ["--epochs", "20", "--learning-rate", "1e-2", "--max-length", "8"]
+    command = ["setfit", *data, "--model", config.model, *flags, "--run", str(folder)]
+    with one_device_mesh():
+        assert main(command) == 0
+    assert "logistic regression, dev: accuracy 1.0000" in capsys.readouterr().err
+
+    assert main(["predict", str(folder), "a man sings", "the old sea", " "]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["label"] for row in rows] == ["yes", "no", None]
+    assert rows[0]["text"] == "a man sings"
+    found = SetFitClassifier(folder)("a man sings")["probabilities"]
+    assert found == pytest.approx(rows[0]["probabilities"], abs=1e-5)
+    assert main(["predict", str(folder), "--pairs", "a man", "sings"]) == 0
+    pair = json.loads(capsys.readouterr().out)
+    assert pair["text_pair"] == "sings"
+    assert pair["probabilities"] == pytest.approx(rows[0]["probabilities"], abs=1e-5)
+    assert main(["evaluate", str(folder), *data]) == 0
+    assert json.loads(capsys.readouterr().out)["dev"]["accuracy"] == 1
+
+    exported = tmp_path / "exported"
+    assert main(["export", str(folder), "--output", str(exported)]) == 0
+    assert "bert-jax predict exported" in (exported / "README.md").read_text()
+    found = SetFitClassifier(exported)("a man sings")["probabilities"]
+    assert found == pytest.approx(rows[0]["probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("setfit", "conll", "--train", "t", "--model", "m", "--run", "r"),
+            "expected glue/NAME, snli or columns",
+        ),
+        (("predict", "RUN", "--max-length", "8", "a"), "--max-length is not for "),
+        (
+            ("evaluate", "RUN", "columns", "--text", "a", "--dev", "d", "--base", "m"),
+            "--base is not for ",
+        ),
+        (
+            ("export", "RUN", "--sentence-transformers", "--pooling", "cls", "--output", "new"),
+            "was fitted to the vectors as they are; remove --pooling",
+        ),
+    ],
+)
+def test_flags_that_setfit_does_not_have_are_refused(folder, arguments, message, capsys):
+    assert main([str(folder) if each == "RUN" else each for each in arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_truncated_texts_are_counted(folder: Path):
+    classifier = SetFitClassifier(folder)
+    finished: list[int] = []
+    rows = classifier(["the man sings " * 4, "", "the sea"], on_progress=finished.append)
+    assert [row["label"] is None for row in rows] == [False, True, False]
+    assert classifier.num_truncated == 1 and sum(finished) == 3
+    assert classifier.max_length == 8
 
 
 def test_damaged_heads_are_refused(folder: Path, tmp_path: Path):

@@ -1,11 +1,14 @@
 """Defines the arguments of all verbs that compute outputs of a model: MODEL and sizes."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
+from bert_jax.errors import ConfigError
+
 MODEL_WITH_HEAD = (
-    "MODEL is a run folder, an export, another Hugging Face folder of a model with a head, or an\n"
-    "adapter folder of the peft library."
+    "MODEL is a run folder (of finetune or setfit), an export, another Hugging Face folder of a\n"
+    "model with a head, or an adapter folder of the peft library."
 )
 """Describes MODEL in the epilog of verbs that need the head of a task."""
 
@@ -50,3 +53,16 @@ def add_batch_size_argument(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences computed at once (default: 32)",
     )
+
+
+def refuse_flags_of_heads(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raises a ConfigError if a flag is given that a model of SetFit does not have.
+
+    Args:
+      names: names in `args` of flags that have no default.
+    """
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is not for {args.model}, a run of SetFit; remove it"
+            )
