@@ -12,16 +12,16 @@ HELP = "train a classifier from a few labeled texts with a sentence encoder (Set
 _EPILOG = """examples:
   bert-jax setfit columns --train train.csv --dev dev.csv --text review --label sentiment \\
       --model all-MiniLM-L6-v2 --run runs/reviews
-  bert-jax setfit glue/rte --glue-dir glue_data --model all-MiniLM-L6-v2 --num-iterations 1 \\
-      --run runs/rte
+  bert-jax setfit columns --train train.csv --text review --label sentiment --num-iterations 20 \\
+      --model all-MiniLM-L6-v2 --run runs/reviews
 
 SetFit (Tunstall et al. 2022) brings texts of a class together and moves the classes apart, then
-fits a logistic regression to the vectors. It is for 8 to 100 texts of each class: the number of
-pairs grows with the square of the number of texts, unless --num-iterations limits it. With more
-labels, `bert-jax finetune` is the better choice. Both texts of a pair are joined with a space.
+fits a logistic regression to the vectors. The paper uses 8 to 64 texts of each class. The number
+of pairs grows with the square of the number of texts, unless --num-iterations limits it; with more
+labels, compare it with `bert-jax finetune`. Both texts of a pair are joined with a space.
 
 --model is a sentence encoder: a folder of sentence-transformers or a run of `bert-jax embed-train`.
-Other models work, too, with the mean over all tokens as vector, but they learn less from few texts.
+Of other models, the mean over all tokens is the vector of a text.
 
 `bert-jax predict` and `evaluate` read the run folder; evaluation.json has the metrics of the
 labeled splits. The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure, 2
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
     )
     numbers = (
-        ("--num-iterations", int, "N", "pairs of one class, and as many of two classes, for each "
-         "text (default: all pairs, those of the rarer kind repeated)"),
+        ("--num-iterations", int, "N", "N pairs of the same class and N pairs of different classes "
+         "for each text (default: all pairs, those of the rarer kind repeated)"),
         ("--epochs", float, "N", "epochs over the pairs (default: 1)"),
         ("--batch-size", int, "N", "pairs of a batch (default: 16)"),
         ("--learning-rate", float, "RATE", "peak learning rate (default: 2e-5)"),

@@ -68,13 +68,20 @@ def load_head(folder: Path) -> SetFitHead:
         weight, bias = tensors["weight"], tensors["bias"]
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(
-            f"{folder / HEAD_WEIGHTS} cannot be read: {error}; train the model again"
+            f"{folder / HEAD_WEIGHTS} cannot be read: {error}; train the model again, or copy the "
+            "file again"
         ) from None
-    if not isinstance(labels, list) or (len(labels), weight.ndim) != (len(bias), 2):
+    if (
+        not isinstance(labels, list)
+        or weight.ndim != 2
+        or not ((len(labels),) == bias.shape == weight.shape[:1])
+    ):
         raise UserError(
             f"{folder}: {HEAD_CONFIG} has the labels {labels}, but {HEAD_WEIGHTS} has a weight of "
             f"shape {list(weight.shape)} and a bias of {list(bias.shape)}; copy both again"
         )
+    if not np.isfinite(weight).all() or not np.isfinite(bias).all():
+        raise UserError(f"{folder / HEAD_WEIGHTS} has values that are not finite; train it again")
     return SetFitHead(labels=tuple(map(str, labels)), weight=weight, bias=bias)
 
 

@@ -80,23 +80,27 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
 
     A call with the same arguments resumes what was stopped.
     """
+    task = load_task(config.pairs.task)
+    for note in task.notes:
+        logger.info("note: %s", note)
+    logger.info("step 1 of 2: contrastive tuning of the encoder, without evaluation")
     exit_code = run(setfit_experiment(config), folder)
     if exit_code != EXIT_DONE:
         return exit_code
-    task = load_task(config.pairs.task)
     train = text_examples(task, "train")
+    logger.info("step 2 of 2: logistic regression on the vectors of %d texts", len(train))
     vectors = Embedder(load_model(folder)).vectors([joined_text(each) for each in train])
     labels = [str(example.label) for example in train]
     weight, bias = fit_logistic_regression(vectors, labels, task.labels)
     head = SetFitHead(labels=task.labels, weight=weight, bias=bias)
     head.save(folder)
     classifier = SetFitClassifier(folder, head)
-    metrics = {
-        split: classifier.evaluate(task, split)
-        for split, examples in task.splits.items()
-        if split != "train" and all(map(is_labeled, examples))
-    }
+    metrics: dict[str, dict[str, float]] = {}
+    for split in (name for name in task.splits if name != "train"):
+        if all(map(is_labeled, task.splits[split])):
+            metrics[split] = classifier.evaluate(task, split)
+            logger.info("final evaluation, %s: %s", split, format_metrics(metrics[split]))
+        else:
+            logger.info("%s: left out, because not all of its examples have labels", split)
     write_json(folder / run_folder.EVALUATION, metrics)
-    for split, values in metrics.items():
-        logger.info("logistic regression, %s: %s", split, format_metrics(values))
     return EXIT_DONE

@@ -79,7 +79,7 @@ def test_commands_train_predict_evaluate_and_export(
     command = ["setfit", *data, "--model", config.model, *flags, "--run", str(folder)]
     with one_device_mesh():
         assert main(command) == 0
-    assert "logistic regression, dev: accuracy 1.0000" in capsys.readouterr().err
+    assert "final evaluation, dev: accuracy 1.0000" in capsys.readouterr().err
 
     assert main(["predict", str(folder), "a man sings", "the old sea", " "]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -124,6 +124,18 @@ def test_flags_that_setfit_does_not_have_are_refused(folder, arguments, message,
     assert message in capsys.readouterr().err
 
 
+def test_tasks_without_classes_or_training_examples_are_refused(config, tmp_path, capsys):
+    scores = tmp_path / "scores.csv"
+    scores.write_text("text,label\na,0.5\nb,1.5\n")
+    command = ["setfit", "columns", "--text", "text", "--label", "label", "--model", config.model]
+    command += ["--run", str(tmp_path / "run")]
+    assert main([*command, "--dev", str(scores).replace("scores", "missing")]) == 1
+    assert main([*command, "--dev", config.pairs.task.train]) == 1
+    assert "has no train split; give a file" in capsys.readouterr().err
+    assert main([*command, "--train", str(scores)]) == 1
+    assert "is regression; expected a classification" in capsys.readouterr().err
+
+
 def test_truncated_texts_are_counted(folder: Path):
     classifier = SetFitClassifier(folder)
     finished: list[int] = []
@@ -139,6 +151,9 @@ def test_damaged_heads_are_refused(folder: Path, tmp_path: Path):
     assert load_head(tmp_path).labels == ("no", "yes")
     save_file({"weight": head.weight[:1], "bias": head.bias[:1]}, tmp_path / HEAD_WEIGHTS)
     with pytest.raises(UserError, match=r"has a weight of shape \[1, 16\]"):
+        load_head(tmp_path)
+    save_file({"weight": head.weight, "bias": head.bias * np.nan}, tmp_path / HEAD_WEIGHTS)
+    with pytest.raises(UserError, match="not finite"):
         load_head(tmp_path)
     (tmp_path / HEAD_WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(UserError, match="cannot be read"):

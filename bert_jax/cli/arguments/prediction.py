@@ -64,5 +64,5 @@ def refuse_flags_of_heads(args: argparse.Namespace, names: Sequence[str]) -> Non
     for name in names:
         if getattr(args, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is not for {args.model}, a run of SetFit; remove it"
+                f"--{name.replace('_', '-')} is not for {args.model}, a model of SetFit; remove it"
             )

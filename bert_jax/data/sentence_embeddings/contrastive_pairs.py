@@ -54,8 +54,8 @@ def sample_pairs(
     if sum(sizes) > MAX_PAIRS:
         raise UserError(
             f"contrastive tuning would take {sum(sizes):,} pairs of {len(class_ids):,} training "
-            f"examples; expected at most {MAX_PAIRS:,}: set ContrastivePairs.num_iterations, such "
-            "as to 20, or use fewer examples"
+            f"examples; expected at most {MAX_PAIRS:,}: set --num-iterations "
+            "(ContrastivePairs.num_iterations), such as to 20, or use fewer examples"
         )
     sampled = [np.arange(size) % total for size, total in zip(sizes, totals, strict=True)]
     positive = permute(sampled[0], num_positive, epoch_key(seed, _POSITIVE))

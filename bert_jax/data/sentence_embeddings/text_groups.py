@@ -119,6 +119,8 @@ def _read_contrastive_pairs(config: ContrastivePairs) -> TextGroups:
             "classes decide which texts are similar"
         )
     examples = [e for e in task.splits.get("train", ()) if isinstance(e, TextExample)]
+    if not examples:
+        raise UserError(f"{task.name} has no train split; give a file with labeled examples for it")
     ids = {label: index for index, label in enumerate(task.labels)}
     for example in examples:
         if example.label not in ids:
@@ -128,6 +130,12 @@ def _read_contrastive_pairs(config: ContrastivePairs) -> TextGroups:
                 f"{', '.join(task.labels)}"
             )
     class_ids = np.array([ids[str(example.label)] for example in examples])
+    for label, index in ids.items():
+        if index not in class_ids:
+            raise UserError(
+                f"{task.name}: no training example has the label {label!r}, so there are no pairs "
+                "for it; add examples"
+            )
     indices, scores = sample_pairs(
         class_ids, config.sampling, num_iterations=config.num_iterations, seed=config.seed
     )
