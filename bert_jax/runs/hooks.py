@@ -150,13 +150,20 @@ def restart_advice(last_step: int | None) -> str:
     )
 
 
+SMALLEST_SPIKE = 0.5
+"""No smaller loss stops a run: a cross-entropy of 0.5 is better than chance even for two classes
+(0.69), and the losses of a model that has learned a few examples by heart are near zero, where they
+vary by any factor from batch to batch."""
+
+
 class SpikeGuard:
     """Stops the run when the loss is not finite or stays far above its running median.
 
     Args:
       every: steps between checks; each check waits for the device.
       last_good_step: returns the step of the newest valid checkpoint, or None.
-      factor: a check fails if the loss is above `factor` times the running median.
+      factor: a check fails if the loss is above `factor` times the running median, and above
+        SMALLEST_SPIKE.
       patience: number of consecutive failed checks that stops the run.
       window: number of checks that the median is computed over; failed ones are left out.
     """
@@ -187,7 +194,7 @@ class SpikeGuard:
         if not math.isfinite(loss):
             raise TrainingHalted(f"the loss is {loss} {self._describe_event(event)}")
         median = statistics.median(self._losses) if self._losses else loss
-        if loss <= self._factor * median:
+        if loss <= max(self._factor * median, SMALLEST_SPIKE):
             self._losses.append(loss)
             self._num_bad_checks, self._last_good_event = 0, event
             return

@@ -295,6 +295,16 @@ def test_only_a_long_loss_spike_stops_the_run():
         look(watch, 8, 9.0)
 
 
+def test_losses_near_zero_may_vary():
+    watch = guard()
+    for step, loss in enumerate([*[1e-5] * 50, *[0.4] * 10, *[1e-5] * 50], 1):
+        look(watch, step, loss)
+    look(watch, 111, 0.6)
+    look(watch, 112, 0.6)
+    with pytest.raises(TrainingHalted, match="above 2 times its running median"):
+        look(watch, 113, 0.6)
+
+
 def test_noisy_falling_loss_does_not_stop_the_run():
     watch, noise = guard(), np.random.default_rng(0)
     for step in range(1, 500):
