@@ -101,6 +101,19 @@ def is_empty_text(model_input: object) -> bool:
     return isinstance(model_input, str) and not model_input.strip()
 
 
+def nonempty_examples(kind: AnyTaskKind, inputs: Sequence[ModelInput]) -> dict[int, Any]:
+    """Returns inputs as examples, by index; texts of white space only are left out.
+
+    Raises:
+      UserError: a text of a tuple is empty, or an input is not what the kind reads.
+    """
+    return {
+        index: kind.example_from_input(model_input, str(index))
+        for index, model_input in enumerate(inputs)
+        if not is_empty_text(model_input)
+    }
+
+
 def pair_texts(first: Any, second: Any, kind: AnyTaskKind) -> tuple[str, str] | list[Any]:
     """Combines two texts into a pair, or two lists of texts into a list of pairs.
 

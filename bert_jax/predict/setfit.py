@@ -16,7 +16,7 @@ from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.json_io import read_json_object
-from bert_jax.predict.checks import check_fits_model, is_empty_text, is_one_input
+from bert_jax.predict.checks import check_fits_model, is_one_input, nonempty_examples
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import load_model
 from bert_jax.tasks import compute_metrics, kind_named, text_examples
@@ -148,11 +148,7 @@ class SetFitClassifier:
     def _predict(
         self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None
     ) -> list[dict[str, Any]]:
-        examples = {
-            index: self.kind.example_from_input(model_input, str(index))
-            for index, model_input in enumerate(inputs)
-            if not is_empty_text(model_input)
-        }
+        examples = nonempty_examples(self.kind, inputs)
         logits = self.logits([joined_text(each) for each in examples.values()], on_progress)
         if on_progress is not None and len(examples) < len(inputs):
             on_progress(len(inputs) - len(examples))

@@ -20,7 +20,7 @@ from bert_jax.predict.checks import (
     check_pairs,
     check_sizes,
     choose_truncation,
-    is_empty_text,
+    nonempty_examples,
 )
 from bert_jax.predict.training_settings import require_head, trained_settings
 from bert_jax.pretrained.load import LoadedModel
@@ -106,11 +106,7 @@ class TaskProcessor:
         Raises:
           UserError: a text of a tuple is empty, or an input is not what the model reads.
         """
-        examples = {
-            index: self.kind.example_from_input(model_input, str(index))
-            for index, model_input in enumerate(inputs)
-            if not is_empty_text(model_input)
-        }
+        examples = nonempty_examples(self.kind, inputs)
         nonempty = tuple(examples.values())
         return PreparedInputs(
             inputs=inputs,
