@@ -30,6 +30,8 @@ TASKS = ("mrpc", "rte", "stsb", "cola")
 NUM_ADAPTERS = 30
 WARMUP_STEPS = 2
 NEVER = 1_000_000
+EVAL_BATCH_SIZE = 16
+"""On a CPU, 16 sequences are a third faster than 64, which do not fit into the caches."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     scores.add_argument("--full-learning-rate", type=float, default=5e-5, help="of full tuning")
     scores.add_argument("--output", type=Path, required=True, help="folder of the runs")
     args = parser.parse_args(argv)
-    {"steps": print_steps, "scores": run_scores, "set": print_set}[args.verb](args)
+    from bert_jax.errors import UserError
+    from bert_jax.studies.job_runner import Interrupted
+
+    try:
+        {"steps": print_steps, "scores": run_scores, "set": print_set}[args.verb](args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Interrupted:
+        print("stopped; the same command continues", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -102,6 +114,7 @@ def prepare_step(
     with jax.set_mesh(mesh):
         sizes = {"B": args.batch_size, "L": phase.seq_length}
         step = setup.lower_step(phase, fields, sizes).compile()
+        seed = setup.put_seed()
         state = init_state(setup.objective, setup.optimizer, jax.random.key(0))
         state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, setup.abstract))
         batch = fine_tuning_batch(
@@ -116,7 +129,7 @@ def prepare_step(
     def run_step() -> float:
         nonlocal state
         start = time.perf_counter()
-        state, metrics = step(state, placed)
+        state, metrics = step(state, placed, seed)
         jax.block_until_ready(metrics)
         return time.perf_counter() - start
 
@@ -177,7 +190,8 @@ def run_scores(args: argparse.Namespace) -> None:
         if method == "full":
             arguments += ["--learning-rate", str(args.full_learning_rate)]
         # The only evaluation is that at the end: dev chooses no checkpoint.
-        arguments += ["--set", f"train.evaluation.eval_every={NEVER}"]
+        evaluation = (f"eval_every={NEVER}", f"batch_size={EVAL_BATCH_SIZE}")
+        arguments += ["--set", *(f"train.evaluation.{setting}" for setting in evaluation)]
         folder = task.replace("/", "-")
         return Job(name=f"{folder}/{method}/seed-{seed}", arguments=tuple(arguments))
 

@@ -2,6 +2,7 @@
 
     <output>/lock           held by the command that runs the jobs
              settings.json  the settings that all jobs share; other settings are an error
+             compiled/      compiled programs: jobs that differ in the seed or the data share them
              <job>/         a run folder of `bert-jax finetune`, and in addition
                     log.txt        the output of the run
                     finished.json  its arguments, written when it has succeeded
@@ -15,6 +16,7 @@ A finished job is not run again. A job that was interrupted or killed resumes fr
 import contextlib
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -35,6 +37,7 @@ from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
 from bert_jax.studies import job_shards
 from bert_jax.studies.job_shards import JobShard
+from bert_jax.train import compilation_cache
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, signal_handlers
 
 logger = logging.getLogger(__name__)
@@ -180,6 +183,7 @@ class JobRunner:
         with (run / LOG_FILE).open("ab") as log:
             self._child = subprocess.Popen(
                 [*self._command, *job.arguments, "--run", str(run)],
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -203,6 +207,11 @@ class JobRunner:
         if self._stop_requested or exit_code == EXIT_PREEMPTED:
             raise Interrupted
         return _failure_reason(run, exit_code)
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment of a job, which uses the compilation cache of the folder."""
+        cache = (self._folder / compilation_cache.FOLDER).resolve()
+        return {compilation_cache.ENVIRONMENT_VARIABLE: str(cache), **os.environ}
 
     def _wait_for_orphan(self, run: Path) -> None:
         """Waits for a run that an earlier, killed command has left behind in the folder."""

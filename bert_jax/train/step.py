@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bert_jax import batch as batch_lib
@@ -64,7 +65,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     *,
-    seed: int,
+    seed: int | jax.Array,
     gradient_accumulation_steps: int = 1,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
@@ -74,6 +75,7 @@ def make_train_step(
 
     Args:
       schedule: the learning rate that `optimizer` applies; used only to report it as a metric.
+      seed: determines the dropout masks; an integer, or an integer scalar that may be traced.
       gradient_accumulation_steps: number of microbatches that the batch is split into. The result
         is the same as with one pass over the whole batch, because the losses are divided by the
         denominators of the whole batch.
@@ -201,7 +203,8 @@ class TrainSetup:
     ) -> jax.stages.Lowered:
         """Traces and lowers the train step of a phase for one batch shape, with a donated state.
 
-        Call it inside `jax.set_mesh(mesh)`.
+        Its arguments are the state, the batch and the seed, a uint32 scalar: runs with other seeds
+        find the compiled program in a cache. Call it inside `jax.set_mesh(mesh)`.
 
         Args:
           fields: names of the batch fields.
@@ -216,12 +219,12 @@ class TrainSetup:
         # The compiled program accepts only the shardings it was compiled for: the next step would
         # fail.
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        replicated = sharding.replicated(self.mesh)
         jitted = jax.jit(
-            self._make_step(phase),
-            donate_argnums=0,
-            out_shardings=(shardings, sharding.replicated(self.mesh)),
+            self._make_step(phase), donate_argnums=0, out_shardings=(shardings, replicated)
         )
-        return jitted.lower(self.abstract, batch)
+        seed = jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated)
+        return jitted.lower(self.abstract, batch, seed)
 
     def compile_step(
         self, phase: Phase, fields: tuple[str, ...], shapes: Sequence[Mapping[str, int]]
@@ -243,6 +246,8 @@ class TrainSetup:
             sizes["L"]: self.lower_step(phase, fields, sizes).compile() for sizes in shapes
         }
 
+        seed = self.put_seed()
+
         def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
             seq_length = batch_lib.sequence_length(batch)
             if seq_length not in compiled_by_length:
@@ -250,11 +255,18 @@ class TrainSetup:
                     f"the batch has sequence length {seq_length}; the train step was compiled for "
                     f"{sorted(compiled_by_length)}"
                 )
-            return compiled_by_length[seq_length](state, batch)
+            return compiled_by_length[seq_length](state, batch, seed)
 
         return compiled_step
 
-    def _make_step(self, phase: Phase) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    def put_seed(self) -> jax.Array:
+        """Returns the lowest 32 bits of the run's seed as a replicated uint32 scalar."""
+        seed = {"seed": np.asarray(self.experiment.seed & 0xFFFFFFFF, np.uint32)}
+        return sharding.put_batch(seed, sharding.replicated(self.mesh))["seed"]
+
+    def _make_step(
+        self, phase: Phase
+    ) -> Callable[[State, Batch, jax.Array], tuple[State, Metrics]]:
         train, objective = self.experiment.train, self.objective
         communication_dtype = self.experiment.mesh.communication_dtype
         # Parameters that are split over fsdp are gathered before use. If the communication dtype is
@@ -263,11 +275,17 @@ class TrainSetup:
             objective = GatherParamsObjective(
                 objective, self.abstract["params"], communication_dtype
             )
-        return make_train_step(
-            objective,
-            self.optimizer,
-            learning_rate_schedule(train.schedule, train.steps),
-            seed=self.experiment.seed,
-            gradient_accumulation_steps=phase.gradient_accumulation_steps,
-            tuning=train.tuning,
-        )
+        schedule = learning_rate_schedule(train.schedule, train.steps)
+
+        def step(state: State, batch: Batch, seed: jax.Array) -> tuple[State, Metrics]:
+            train_step = make_train_step(
+                objective,
+                self.optimizer,
+                schedule,
+                seed=seed,
+                gradient_accumulation_steps=phase.gradient_accumulation_steps,
+                tuning=train.tuning,
+            )
+            return train_step(state, batch)
+
+        return step

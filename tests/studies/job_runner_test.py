@@ -45,6 +45,8 @@ with lock_run_folder(run):
     note("begins")
     if what == "fail" and not (run / "fixed").exists():
         sys.exit("error: the data is damaged;\\nfix it")
+    if what == "cache":
+        note(os.environ["BERT_JAX_COMPILATION_CACHE"])
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "long" and not (run.parent / "hurry").exists():
@@ -109,6 +111,18 @@ def test_failed_jobs_are_reported_and_retried(tmp_path, command):
     (output / "bad" / "fixed").touch()
     assert run(output, command, jobs[:1]) == {}
     assert journal(output).count("good begins") == 1
+
+
+def test_jobs_share_compiled_programs_unless_the_environment_names_a_folder(
+    tmp_path, command, monkeypatch
+):
+    monkeypatch.delenv("BERT_JAX_COMPILATION_CACHE", raising=False)
+    assert run(tmp_path / "output", command, make_jobs(a="cache", b="cache")) == {}
+    monkeypatch.setenv("BERT_JAX_COMPILATION_CACHE", "off")
+    assert run(tmp_path / "output", command, make_jobs(c="cache")) == {}
+    folder = tmp_path / "output" / "compiled"
+    found = [line for line in journal(tmp_path / "output") if not line.endswith(("begins", "ends"))]
+    assert found == [f"a {folder}", f"b {folder}", "c off"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -213,6 +213,34 @@ def test_causal_lm_trains():
     assert losses[-1] < losses[0]
 
 
+def test_seed_changes_dropout_but_not_the_program():
+    config = experiment(model=dataclasses.replace(MODEL, hidden_dropout_prob=0.1))
+    grid = sharding.make_mesh(config.mesh, jax.devices()[:1])
+    setups = [
+        TrainSetup.from_experiment(dataclasses.replace(config, seed=seed), grid)
+        for seed in (0, 1, 1 + 2**32)
+    ]
+    fields = setups[0].objective.batch_fields()
+    programs = [setup.lower_step(PHASE, fields, PHASE.sizes) for setup in setups[:2]]
+    assert programs[0].as_text() == programs[1].as_text()
+
+    seeds = [setup.put_seed() for setup in setups]
+    assert list(map(int, seeds)) == [0, 1, 1]  # the lowest 32 bits, as in `jax.random.key`
+    step = programs[0].compile()
+    batch = pretraining_batch(
+        batch_size=16, seq_length=32, max_predictions_per_seq=6, vocab_size=104
+    )
+    placed = sharding.put_batch(
+        {name: batch[name] for name in fields}, sharding.batch_sharding(grid)
+    )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, setups[0].abstract)
+    losses = []
+    for seed in seeds[:2]:
+        state = jax.device_put(initial_state(config.objective), shardings)
+        losses.append(float(step(state, placed, seed)[1]["loss"]))
+    assert losses[0] != losses[1]
+
+
 def test_batch_of_another_shape_is_an_error():
     config = experiment()
     grid = sharding.make_mesh(config.mesh, jax.devices()[:1])
