@@ -9,12 +9,14 @@
 seconds, the ratio to full fine-tuning, the memory that the compiled step needs (its arguments and
 temporary buffers), the trained parameters and the bytes that have to be kept for each task.
 `scores` fine-tunes with each method, task and seed, each in a folder of its own; it can be stopped
-and started again, and prints the table of the runs that have finished.
+and started again. It adds the dev metrics of finished runs to the JSON file --results, which other
+calls may have begun, and prints the table of all runs in it.
 `set` holds 30 LoRA adapters over one base: memory, milliseconds to replace one, and tokens per
 second of batches in which every example has an adapter of its own, in turns with a merged model.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -52,12 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     scores.add_argument("--glue-dir", help="folder of the official GLUE files")
     scores.add_argument("--tasks", nargs="*", default=[f"glue/{task}" for task in TASKS])
     scores.add_argument("--conll", nargs=2, metavar="FILE", help="CoNLL-2003 files: train and dev")
-    scores.add_argument("--num-seeds", type=int, default=3)
+    scores.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     scores.add_argument("--epochs", type=float, help="default: that of the method")
     scores.add_argument("--batch-size", type=int, default=32)
     scores.add_argument("--max-length", type=int, default=128, help="tokens of a sequence")
     scores.add_argument("--full-learning-rate", type=float, default=5e-5, help="of full tuning")
     scores.add_argument("--output", type=Path, required=True, help="folder of the runs")
+    scores.add_argument("--results", type=Path, help="default: results.json in --output")
     args = parser.parse_args(argv)
     from bert_jax.errors import UserError
     from bert_jax.studies.job_runner import Interrupted
@@ -176,69 +179,99 @@ def step_experiment(args: argparse.Namespace, method: str) -> Any:
 
 
 def run_scores(args: argparse.Namespace) -> None:
-    """Runs what has not finished, and prints the mean and standard deviation over the seeds."""
-    from bert_jax.studies.job_runner import Job, JobRunner
-
-    def job(task: str, method: str, seed: int) -> Job:
-        arguments = [task, "--model", args.model, "--seed", str(seed), "--method", method]
-        if task.startswith("glue/"):
-            arguments += ["--glue-dir", args.glue_dir]
-        if task == "conll":
-            arguments += ["--train", args.conll[0], "--dev", args.conll[1]]
-        arguments += [] if args.epochs is None else ["--epochs", str(args.epochs)]
-        arguments += ["--batch-size", str(args.batch_size), "--max-length", str(args.max_length)]
-        if method == "full":
-            arguments += ["--learning-rate", str(args.full_learning_rate)]
-        # The only evaluation is that at the end: dev chooses no checkpoint.
-        evaluation = (f"eval_every={NEVER}", f"batch_size={EVAL_BATCH_SIZE}")
-        arguments += ["--set", *(f"train.evaluation.{setting}" for setting in evaluation)]
-        folder = task.replace("/", "-")
-        return Job(name=f"{folder}/{method}/seed-{seed}", arguments=tuple(arguments))
+    """Runs what has not finished, records the metrics, and prints mean and standard deviation."""
+    from bert_jax.studies.job_runner import JobRunner, is_finished
 
     tasks = [*args.tasks, *(["conll"] if args.conll else [])]
     # All methods of a seed before the next seed: an interrupted comparison has complete columns.
     jobs = {
-        (task, method, seed): job(task, method, seed)
-        for seed in range(args.num_seeds)
+        (task, method, seed): score_job(args, task, method, seed)
+        for seed in args.seeds
         for task in tasks
         for method in args.methods
     }
     with JobRunner(args.output) as runner:
+        results = ScoreResults(args.results or args.output / "results.json", args)
         failed = runner.run(list(jobs.values()))
     for name, reason in failed.items():
         print(f"{name}: {reason}", file=sys.stderr)
-    print_scores(args, tasks, jobs)
+    for key, job in jobs.items():
+        if is_finished(args.output, job):
+            results.add(*key, args.output / job.name)
+    results.write()
+    results.print_table()
 
 
-def print_scores(args: argparse.Namespace, tasks: Sequence[str], jobs: dict[Any, Any]) -> None:
-    """Prints one row for each method and one column for each task."""
-    from bert_jax.studies.job_runner import is_finished
+def score_job(args: argparse.Namespace, task: str, method: str, seed: int) -> Any:
+    """Returns the fine-tuning run of a method on a task."""
+    from bert_jax.studies.job_runner import Job
 
-    print(f"| method | {' | '.join(tasks)} |")
-    print(f"|---|{'---|' * len(tasks)}")
-    for method in args.methods:
-        cells = []
-        for task in tasks:
-            folders = [
-                args.output / jobs[task, method, seed].name
-                for seed in range(args.num_seeds)
-                if is_finished(args.output, jobs[task, method, seed])
-            ]
-            found = [dev_score(folder) for folder in folders]
-            spread = f" ({statistics.stdev(found):.3f})" if len(found) > 1 else ""
-            cells.append(
-                f"{statistics.mean(found):.3f}{spread}, {len(found)}" if found else "not run"
+    arguments = [task, "--model", args.model, "--seed", str(seed), "--method", method]
+    if task.startswith("glue/"):
+        arguments += ["--glue-dir", args.glue_dir]
+    if task == "conll":
+        arguments += ["--train", args.conll[0], "--dev", args.conll[1]]
+    arguments += [] if args.epochs is None else ["--epochs", str(args.epochs)]
+    arguments += ["--batch-size", str(args.batch_size), "--max-length", str(args.max_length)]
+    if method == "full":
+        arguments += ["--learning-rate", str(args.full_learning_rate)]
+    # The only evaluation is that at the end: dev chooses no checkpoint.
+    evaluation = (f"eval_every={NEVER}", f"batch_size={EVAL_BATCH_SIZE}")
+    arguments += ["--set", *(f"train.evaluation.{setting}" for setting in evaluation)]
+    return Job(name=f"{task.replace('/', '-')}/{method}/seed-{seed}", arguments=tuple(arguments))
+
+
+class ScoreResults:
+    """Keeps the dev metrics of runs in a JSON file.
+
+    {task: {"settings": {...}, "metric": name, "runs": {method: {seed: {metric: value}}}}}
+    """
+
+    def __init__(self, file: Path, args: argparse.Namespace):
+        self._file = file
+        self._settings = {
+            "epochs": args.epochs,
+            "batch_size": args.batch_size,
+            "max_length": args.max_length,
+            "full_learning_rate": args.full_learning_rate,
+        }
+        self._tasks: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def add(self, task: str, method: str, seed: int, folder: Path) -> None:
+        """Adds the metrics of a finished run; raises SystemExit if the task has other settings."""
+        from bert_jax.runs import run_folder
+
+        config = run_folder.read_run_json(folder / run_folder.CONFIG)["config"]
+        metric = config["train"]["checkpoints"]["best_metric"]
+        new = {"settings": self._settings, "metric": metric, "runs": {}}
+        results = self._tasks.setdefault(task, new)
+        if results["settings"] != self._settings:
+            raise SystemExit(
+                f"{self._file}: the runs of {task} have the settings {results['settings']}, those "
+                f"in {folder} {self._settings}; name another file with --results"
             )
-        print(f"| {method} | {' | '.join(cells)} |")
+        metrics = run_folder.read_run_json(folder / run_folder.EVALUATION)["dev"]
+        results["runs"].setdefault(method, {})[str(seed)] = metrics
 
+    def write(self) -> None:
+        """Writes the file."""
+        self._file.write_text(json.dumps(self._tasks, indent=1, sort_keys=True) + "\n")
 
-def dev_score(folder: Path) -> float:
-    """Returns the first metric of the task on dev."""
-    from bert_jax.runs import run_folder
-
-    config = run_folder.read_run_json(folder / run_folder.CONFIG)["config"]
-    metric = config["train"]["checkpoints"]["best_metric"]
-    return run_folder.read_run_json(folder / run_folder.EVALUATION)["dev"][metric]
+    def print_table(self) -> None:
+        """Prints a row for each method and a column for each task: mean ± deviation, runs."""
+        columns = [f"{task}, {results['metric']}" for task, results in self._tasks.items()]
+        print(f"| method | {' | '.join(columns)} |")
+        print(f"|---|{'---|' * len(self._tasks)}")
+        for method in METHODS:
+            cells = []
+            for results in self._tasks.values():
+                found = [run[results["metric"]] for run in results["runs"].get(method, {}).values()]
+                spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else ""
+                mean = (
+                    f"{statistics.mean(found):.3f}{spread} ({len(found)})" if found else "not run"
+                )
+                cells.append(mean)
+            print(f"| {method} | {' | '.join(cells)} |")
 
 
 def print_set(args: argparse.Namespace) -> None:

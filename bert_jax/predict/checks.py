@@ -172,9 +172,12 @@ def check_fits_model(
       labels: the labels of the model.
 
     Raises:
-      ConfigError: the task is of another kind than the model.
+      ConfigError: the task has no such split, or is of another kind than the model.
       UserError: an example has no label, or one that the model does not have.
     """
+    if split not in task.splits:
+        splits = ", ".join(task.splits)
+        raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
     if task.kind != kind.name:
         advice = f"use a model that was fine-tuned for {task.kind}"
         if {task.kind, kind.name} == {"classification", "regression"}:

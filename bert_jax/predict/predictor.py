@@ -17,7 +17,7 @@ from bert_jax.data.finetuning.config import WindowPooling
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.errors import ConfigError, check_range
+from bert_jax.errors import check_range
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.paths import ADAPTER
@@ -200,11 +200,9 @@ class Predictor:
           ConfigError: the task has no such split, or is of another kind than the model.
           UserError: an example has no label, or one that the model does not have.
         """
-        if split not in task.splits:
-            splits = ", ".join(task.splits)
-            raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
-        examples, processor = tuple(task.splits[split]), self._processor
+        processor = self._processor
         check_fits_model(task, split, self.kind, processor.labels, processor.model_path)
+        examples = tuple(task.splits[split])
         features = processor.make_features(examples)
         self.num_truncated += features.num_truncated
         predictions = processor.decode(examples, features, self._run_model(features, on_progress))

@@ -14,9 +14,14 @@ from safetensors.numpy import save as save_tensors
 from bert_jax.atomic_io import atomic_write, write_json
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
-from bert_jax.predict.checks import check_fits_model, is_one_input, nonempty_examples
+from bert_jax.predict.checks import (
+    check_fits_model,
+    check_pairs,
+    is_one_input,
+    nonempty_examples,
+)
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import load_model
 from bert_jax.tasks import compute_metrics, kind_named, text_examples
@@ -34,11 +39,13 @@ class SetFitHead:
       labels: class names, in the order of the logits.
       weight: float32 [C, E].
       bias: float32 [C].
+      reads_pairs: whether it was fitted to pairs of texts; None if that is unknown.
     """
 
     labels: tuple[str, ...]
     weight: np.ndarray
     bias: np.ndarray
+    reads_pairs: bool | None = None
 
     def logits(self, vectors: np.ndarray) -> np.ndarray:
         """Computes the logits of vectors [n, E], float32 [n, C]."""
@@ -48,7 +55,8 @@ class SetFitHead:
         """Writes setfit_head.safetensors and setfit_head.json."""
         tensors = {"weight": self.weight, "bias": self.bias}
         atomic_write(folder / HEAD_WEIGHTS, save_tensors(tensors))
-        write_json(folder / HEAD_CONFIG, {"labels": list(self.labels)})
+        config = {"labels": list(self.labels), "reads_pairs": self.reads_pairs}
+        write_json(folder / HEAD_CONFIG, config)
 
 
 def is_setfit_folder(folder: str | Path) -> bool:
@@ -62,7 +70,8 @@ def load_head(folder: Path) -> SetFitHead:
     Raises:
       UserError: a file is missing or damaged, or both do not fit together.
     """
-    labels = read_json_object(folder / HEAD_CONFIG).get("labels")
+    config = read_json_object(folder / HEAD_CONFIG)
+    labels, reads_pairs = config.get("labels"), config.get("reads_pairs")
     try:
         tensors = load_tensors((folder / HEAD_WEIGHTS).read_bytes())
         weight, bias = tensors["weight"], tensors["bias"]
@@ -82,7 +91,12 @@ def load_head(folder: Path) -> SetFitHead:
         )
     if not np.isfinite(weight).all() or not np.isfinite(bias).all():
         raise UserError(f"{folder / HEAD_WEIGHTS} has values that are not finite; train it again")
-    return SetFitHead(labels=tuple(map(str, labels)), weight=weight, bias=bias)
+    if reads_pairs not in (True, False, None):
+        raise UserError(
+            f"{folder / HEAD_CONFIG}: reads_pairs is {reads_pairs!r}; expected true, false or null"
+        )
+    labels = tuple(map(str, labels))
+    return SetFitHead(labels=labels, weight=weight, bias=bias, reads_pairs=reads_pairs)
 
 
 class SetFitClassifier:
@@ -139,7 +153,8 @@ class SetFitClassifier:
           on_progress: called after each group of texts with their number.
 
         Raises:
-          UserError: an input is no text, pair of texts or example.
+          UserError: an input is no text, pair of texts or example, or it is a pair and the
+            training examples were not, or the reverse.
         """
         if is_one_input(inputs):
             return self._predict([inputs], on_progress)[0]
@@ -149,6 +164,7 @@ class SetFitClassifier:
         self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None
     ) -> list[dict[str, Any]]:
         examples = nonempty_examples(self.kind, inputs)
+        check_pairs(list(examples.values()), self.head.reads_pairs, self._path)
         logits = self.logits([joined_text(each) for each in examples.values()], on_progress)
         if on_progress is not None and len(examples) < len(inputs):
             on_progress(len(inputs) - len(examples))
@@ -190,12 +206,12 @@ class SetFitClassifier:
 
         Raises:
           ConfigError: the task has no such split, or is no classification.
-          UserError: an example has no label, or one that the head does not have.
+          UserError: an example has no label, or one that the head does not have, or it is a pair
+            and the training examples were not, or the reverse.
         """
-        if split not in task.splits:
-            splits = ", ".join(task.splits)
-            raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
         check_fits_model(task, split, self.kind, self.head.labels, self._path)
-        texts = [joined_text(each) for each in text_examples(task, split)]
+        examples = text_examples(task, split)
+        check_pairs(examples, self.head.reads_pairs, self._path)
+        texts = [joined_text(each) for each in examples]
         own_task = dataclasses.replace(task, labels=self.head.labels)
         return own_task, self.logits(texts, on_progress)

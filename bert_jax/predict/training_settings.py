@@ -21,6 +21,7 @@ from bert_jax.data.finetuning.config import (
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
+from bert_jax.data.sentence_embeddings.config import ContrastivePairs
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.objectives.config import FineTuning
@@ -88,7 +89,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
         else (),
         bucket_lengths=fine_tuning_data.bucket_lengths,
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
-        reads_pairs=_reads_pairs(task),
+        reads_pairs=reads_pairs(task),
     )
 
 
@@ -103,7 +104,8 @@ def _read_demonstrations(folder: Path) -> tuple[TextExample, ...]:
     return tuple(TextExample(id=str(index), **each) for index, each in enumerate(examples))
 
 
-def _reads_pairs(task: TaskConfig) -> bool | None:
+def reads_pairs(task: TaskConfig) -> bool | None:
+    """Returns whether the examples of a classification task are pairs; None for other tasks."""
     match task:
         case Columns():
             return task.text_pair is not None
@@ -112,7 +114,7 @@ def _reads_pairs(task: TaskConfig) -> bool | None:
         case Snli():
             return True
         case FewShot() | TrainingFile():
-            return _reads_pairs(task.task)
+            return reads_pairs(task.task)
         case _:
             return None
 
@@ -120,9 +122,19 @@ def _reads_pairs(task: TaskConfig) -> bool | None:
 def require_head(model: LoadedModel) -> TaskHead:
     """Returns the head of a model; raises a UserError if it has none, or several."""
     require_single_task(model)
-    if model.head is None:
+    if model.head is not None:
+        return model.head
+    if _is_setfit_run(model):
         raise UserError(
-            f"{model.path} has no head for a task, so it cannot predict; fine-tune it first: "
-            f"bert-jax finetune TASK ... --model {model.path} --run FOLDER"
+            f"{model.path}: the run of `bert-jax setfit` was stopped before it fitted the logistic "
+            "regression; run the same command again to complete it"
         )
-    return model.head
+    raise UserError(
+        f"{model.path} has no head for a task, so it cannot predict; fine-tune it first: "
+        f"bert-jax finetune TASK ... --model {model.path} --run FOLDER"
+    )
+
+
+def _is_setfit_run(model: LoadedModel) -> bool:
+    train = {} if model.run is None else model.run.config.get("data", {}).get("train", {})
+    return isinstance(train, dict) and train.get("type") == ContrastivePairs.__name__

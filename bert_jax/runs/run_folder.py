@@ -1,6 +1,7 @@
 """Manages the run folder: its lock, its config, and the location of its checkpoints.
 
-    <run folder>/config.json      resolved config, its fingerprint, package versions, hardware
+    <run folder>/config.json      resolved config, its fingerprint and that of the training data
+                                  (see runs/training_data.py), package versions, hardware
                  lock             locked by the process that trains here
                  checkpoints/     see checkpoints/checkpointer.py; config.json names another
                                   location if there is one

@@ -22,6 +22,7 @@ from bert_jax.params import paths
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.messages import log_model, log_phase, log_results
+from bert_jax.runs.training_data import write_or_check_fingerprint
 from bert_jax.train import compilation_cache
 from bert_jax.train.config import Phase
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
@@ -228,6 +229,8 @@ def _prepare_run_folder(
             hardware=hardware_info(),
             external_dir=requested_checkpoint_dir,
         )
+        if (fingerprint := source.data_fingerprint()) is not None:
+            write_or_check_fingerprint(folder, fingerprint, has_checkpoints=has_checkpoints)
     if is_replaced:
         logger.info("%s held a run that saved no checkpoint; it was replaced", folder)
     return run_folder.external_checkpoint_dir(folder)

@@ -24,6 +24,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.objectives.sentence_embeddings.config import CosineSimilarityLoss
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
+from bert_jax.predict.training_settings import reads_pairs
 from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.sentence_model import load_sentence_model
 from bert_jax.runs import run_folder
@@ -92,7 +93,12 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
     vectors = Embedder(load_model(folder)).vectors([joined_text(each) for each in train])
     labels = [str(example.label) for example in train]
     weight, bias = fit_logistic_regression(vectors, labels, task.labels)
-    head = SetFitHead(labels=task.labels, weight=weight, bias=bias)
+    head = SetFitHead(
+        labels=task.labels,
+        weight=weight,
+        bias=bias,
+        reads_pairs=reads_pairs(config.pairs.task),
+    )
     head.save(folder)
     classifier = SetFitClassifier(folder, head)
     metrics: dict[str, dict[str, float]] = {}

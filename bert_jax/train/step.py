@@ -277,8 +277,8 @@ class TrainSetup:
             )
         schedule = learning_rate_schedule(train.schedule, train.steps)
 
-        def step(state: State, batch: Batch, seed: jax.Array) -> tuple[State, Metrics]:
-            train_step = make_train_step(
+        def train_step(state: State, batch: Batch, seed: jax.Array) -> tuple[State, Metrics]:
+            step = make_train_step(
                 objective,
                 self.optimizer,
                 schedule,
@@ -286,6 +286,6 @@ class TrainSetup:
                 gradient_accumulation_steps=phase.gradient_accumulation_steps,
                 tuning=train.tuning,
             )
-            return train_step(state, batch)
+            return step(state, batch)
 
-        return step
+        return train_step

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +88,8 @@ def test_commands_train_predict_evaluate_and_export(
     assert rows[0]["text"] == "a man sings"
     found = SetFitClassifier(folder)("a man sings")["probabilities"]
     assert found == pytest.approx(rows[0]["probabilities"], abs=1e-5)
-    assert main(["predict", str(folder), "--pairs", "a man", "sings"]) == 0
-    pair = json.loads(capsys.readouterr().out)
-    assert pair["text_pair"] == "sings"
-    assert pair["probabilities"] == pytest.approx(rows[0]["probabilities"], abs=1e-5)
+    assert main(["predict", str(folder), "--pairs", "a man", "sings"]) == 1
+    assert "was trained on single texts, but the input 'a man' is" in capsys.readouterr().err
     assert main(["evaluate", str(folder), *data]) == 0
     assert json.loads(capsys.readouterr().out)["dev"]["accuracy"] == 1
 
@@ -99,6 +98,40 @@ def test_commands_train_predict_evaluate_and_export(
     assert "bert-jax predict exported" in (exported / "README.md").read_text()
     found = SetFitClassifier(exported)("a man sings")["probabilities"]
     assert found == pytest.approx(rows[0]["probabilities"], abs=1e-5)
+
+
+def test_relabeled_training_data_do_not_resume_a_run(config: SetFitConfig, folder: Path):
+    """Exchanged labels give as many pairs, and an encoder tuned on the wrong ones."""
+    train = Path(config.model).parent / "train.csv"
+    before, original = (folder / HEAD_WEIGHTS).read_bytes(), train.read_text()
+    rows = original.replace("sings,yes", "sings,x", 1).replace("sea,no", "sea,yes", 1)
+    try:
+        train.write_text(rows.replace("sings,x", "sings,no"))
+        with one_device_mesh(), pytest.raises(UserError, match="have changed since it started"):
+            train_setfit(config, folder)
+    finally:
+        train.write_text(original)
+    assert (folder / HEAD_WEIGHTS).read_bytes() == before
+
+
+def test_head_of_pairs_joins_them_and_refuses_single_texts(folder: Path):
+    head = dataclasses.replace(load_head(folder), reads_pairs=True)
+    classifier = SetFitClassifier(folder, head)
+    pair, joined = classifier(("a man", "sings")), SetFitClassifier(folder)("a man sings")
+    assert pair["text_pair"] == "sings"
+    assert pair["probabilities"] == pytest.approx(joined["probabilities"], abs=1e-5)
+    with pytest.raises(UserError, match="was trained on pairs of texts"):
+        classifier("a man sings")
+
+
+def test_prediction_before_the_head_is_fitted_says_how_to_complete_the_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(folder, tmp_path / "stopped")
+    for file in (tmp_path / "stopped").glob("setfit_head.*"):
+        file.unlink()
+    assert main(["predict", str(tmp_path / "stopped"), "a man sings"]) == 1
+    assert "run the same command again to complete it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

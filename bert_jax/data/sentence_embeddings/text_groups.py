@@ -1,6 +1,7 @@
 """Reads groups of texts for training sentence encoders: single texts, pairs, triples."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,16 @@ class TextGroups:
     def num_texts(self) -> int:
         """Returns the number of texts in each group."""
         return len(self.texts[0])
+
+    def fingerprint(self) -> str:
+        """Hashes texts, scores and labels; returns 16 hex digits of the sha256."""
+        digest = hashlib.sha256()
+        for texts in self.texts:
+            digest.update(repr(texts).encode("utf-8", "surrogatepass"))
+        if self.scores is not None:
+            digest.update(self.scores.tobytes())
+        digest.update(repr(self.labels).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:16]
 
 
 def read_text_groups(config: TextGroupsConfig) -> TextGroups:

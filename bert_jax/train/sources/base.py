@@ -37,6 +37,13 @@ class Source(Protocol):
         """
         ...
 
+    def data_fingerprint(self) -> str | None:
+        """Returns a hash of the training data; None: `prepare_run_folder` compares the data.
+
+        A run is not resumed with other data. Called on process 0 only.
+        """
+        ...
+
     def describe_data(self) -> dict[str, str]:
         """Describes the data for the report: name -> text, such as a path with its counts."""
         ...

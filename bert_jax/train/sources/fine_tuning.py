@@ -15,7 +15,7 @@ from bert_jax.data.config import FineTuningData
 from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
 from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.data.finetuning.example import is_labeled
+from bert_jax.data.finetuning.example import examples_fingerprint, is_labeled
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
@@ -95,6 +95,10 @@ class FineTuningSource:
             copy_items([self._experiment.init_from], folder)
         if self._data.prompt and self._data.prompt.demonstrations:
             save_demonstrations(folder, text_examples(self._task, "train"))
+
+    def data_fingerprint(self) -> str:
+        """Returns a hash of the training examples."""
+        return examples_fingerprint(self._task.splits["train"])
 
     def describe_data(self) -> dict[str, str]:
         """Returns the name of the task with the number of examples of each split."""

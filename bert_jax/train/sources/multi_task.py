@@ -70,6 +70,10 @@ class MultiTaskSource:
         """Checks the tokenizer against the model and saves it; see `Source`."""
         next(iter(self._sources.values())).prepare_run_folder(folder)
 
+    def data_fingerprint(self) -> str:
+        """Returns the hashes of the training examples of all tasks."""
+        return " ".join(source.data_fingerprint() for source in self._sources.values())
+
     def describe_data(self) -> dict[str, str]:
         """Returns the number of examples of each task and split."""
         return {

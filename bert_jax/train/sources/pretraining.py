@@ -98,6 +98,10 @@ class PretrainingSource:
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
 
+    def data_fingerprint(self) -> str | None:
+        """Returns the fingerprint of the corpus; mixture.json has those of a mixture."""
+        return None if self._mixture else self._corpora[0].manifest.fingerprint
+
     def describe_data(self) -> dict[str, str]:
         """Returns the paths of the corpora with their numbers of documents and tokens."""
         described = {}

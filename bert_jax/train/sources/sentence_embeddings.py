@@ -92,6 +92,10 @@ class SentenceEmbeddingSource:
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
 
+    def data_fingerprint(self) -> str:
+        """Returns a hash of the training texts with their scores or labels."""
+        return self._groups.fingerprint()
+
     def describe_data(self) -> dict[str, str]:
         """Returns the names of the training and dev data, with their numbers of examples."""
         groups = {"Training data": self._groups, "Dev data": self._dev}

@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Generator as Iterated
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.batch import PACKED_DECODER_FIELDS
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.data.finetuning.example import examples_fingerprint
 from bert_jax.data.pretraining.denoising.examples import SourceAndTarget
 from bert_jax.data.text_to_text.casting import TextToTextExample, label_index, parse_score
 from bert_jax.data.text_to_text.config import TextToTextData
@@ -94,6 +94,10 @@ class TextToTextSource:
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
 
+    def data_fingerprint(self) -> str:
+        """Returns the hashes of the training examples of all tasks."""
+        return " ".join(examples_fingerprint(t.splits["train"]) for t in self._tasks.values())
+
     def describe_data(self) -> dict[str, str]:
         """Returns the names of the tasks with the number of examples of each split."""
         return {
@@ -115,7 +119,7 @@ class TextToTextSource:
         return [self._experiment.train.phases[phase_index].sizes]
 
     @contextlib.contextmanager
-    def loader(self, phase_index: int, position: int) -> Iterated[TextToTextLoader]:
+    def loader(self, phase_index: int, position: int) -> Iterator[TextToTextLoader]:
         """Opens the training loader; see `Source`."""
         phase = self._experiment.train.phases[phase_index]
         lengths = phase.seq_length, phase.target_length
@@ -177,13 +181,9 @@ class TextToTextSource:
             if metrics_of_split := evaluator.metrics(outputs):
                 metrics[split] = metrics_of_split
             for name, texts in outputs.items():
-                lines = [
-                    _prediction_line(example, text)
-                    for example, text in zip(self._tasks[name].splits[split], texts, strict=True)
-                ]
                 file = folder / "predictions" / f"{name}-{split}.jsonl"
                 file.parent.mkdir(exist_ok=True)
-                atomic_write(file, "".join(f"{line}\n" for line in lines))
+                atomic_write(file, _prediction_lines(self._tasks[name].splits[split], texts))
         if metrics:
             write_json(folder / run_folder.EVALUATION, metrics)
 
@@ -292,6 +292,9 @@ def _have_targets(examples: Sequence[TextToTextExample]) -> bool:
     return all(example.targets for example in examples)
 
 
-def _prediction_line(example: TextToTextExample, text: str) -> str:
-    values = {"id": example.id, "prediction": text, "targets": example.targets}
-    return json.dumps(values, ensure_ascii=False)
+def _prediction_lines(examples: Sequence[TextToTextExample], texts: Sequence[str]) -> str:
+    rows = [
+        {"id": example.id, "prediction": text, "targets": example.targets}
+        for example, text in zip(examples, texts, strict=True)
+    ]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -247,8 +247,8 @@ def test_incompatible_settings_are_rejected(columns, model, tmp_path):
 
 def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, caplog):
     """300 examples in batches of 16 are 19 updates in an epoch."""
-    with caplog.at_level("INFO", "bert_jax.train.presets"):
-        train = fine_tuning_experiment(columns, model, batch_size=16).train
+    caplog.set_level("INFO", "bert_jax.train.presets")
+    train = fine_tuning_experiment(columns, model, batch_size=16).train
     assert train.steps == 11 * 19 and train.checkpoints.save_every == 2 * 19
     assert train.evaluation is not None and train.evaluation.eval_every == 2 * 19
     (message,) = caplog.messages
