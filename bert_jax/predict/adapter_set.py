@@ -123,6 +123,13 @@ class AdapterSet:
                 f"the adapter {name!r} ({adapter.path}) has a hierarchical head, which a set of "
                 "adapters does not support; use bert-jax predict"
             )
+        if "encoder" in adapter.head_params:
+            raise UserError(
+                f"the adapter {name!r} ({adapter.path}) is {type(adapter.method).__name__}, which "
+                "also trains LayerNorms of the base; a set of adapters shares one base; use "
+                "bert-jax predict, or train adapters that leave the base as it is, such as "
+                "--method pfeiffer"
+            )
         if _comparable(adapter.method) != _comparable(self._method):
             raise UserError(
                 f"the adapter {name!r} ({adapter.path}) is {adapter.method}, but those of the set "

@@ -22,7 +22,7 @@ from bert_jax.predict.checks import (
     choose_truncation,
     nonempty_examples,
 )
-from bert_jax.predict.training_settings import require_head, trained_settings
+from bert_jax.predict.training_settings import max_text_length, require_head, trained_settings
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import AnyTaskKind, kind_of_head, make_features
 from bert_jax.tasks.base import HeadOutputs, ModelInput
@@ -86,7 +86,7 @@ class TaskProcessor:
         self._window_overlap = (
             self.settings.window_overlap if window_overlap is None else window_overlap
         )
-        check_sizes(self.max_length, model.config.max_length, 1, self._window_overlap)
+        check_sizes(self.max_length, max_text_length(model), 1, self._window_overlap)
         if window_overlap is not None and window_overlap >= self.max_length:
             raise ConfigError(
                 f"window_overlap is {window_overlap}; expected less than max_length "

@@ -28,6 +28,7 @@ from bert_jax.objectives.config import FineTuning
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.runs.run_folder import DEMONSTRATIONS, read_run_json
 from bert_jax.tasks import kind_of_head
+from bert_jax.tuning.config import TuningConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
     config = {} if model.run is None else model.run.config
     data = config.get("data", {})
     if data.get("type") != FineTuningData.__name__:
-        max_length = model.config.max_length
+        max_length = max_text_length(model)
         kind = kind_of_head(head)
         if kind.num_texts == 2:
             # Windows of the full length would be unlike those that models are trained with.
@@ -91,6 +92,13 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
         reads_pairs=reads_pairs(task),
     )
+
+
+def max_text_length(model: LoadedModel) -> int:
+    """Returns the number of tokens for which the model has positions besides virtual tokens."""
+    if model.adapter is None:
+        return model.config.max_length
+    return model.config.max_length - TuningConfig(method=model.adapter).num_virtual_tokens
 
 
 def save_demonstrations(folder: Path, examples: Sequence[TextExample]) -> None:

@@ -17,9 +17,8 @@ from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.finetuning.readers.training_file import has_soft_labels
-from bert_jax.errors import ConfigError, UserError, check_range
+from bert_jax.errors import UserError, check_range
 from bert_jax.experiment import Experiment
-from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.config import (
     FineTuning,
     MultiTask,
@@ -31,12 +30,9 @@ from bert_jax.objectives.distillation.config import (
     TEACHER_PARAMS,
     SoftLabels,
     TaskDistillation,
-    Teacher,
 )
-from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.tasks import head_for_data, kind_of, make_head, training_features
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.config import (
     LARGEST_BATCH_SIZE,
     CheckpointConfig,
@@ -47,6 +43,7 @@ from bert_jax.train.config import (
     WarmupLinear,
 )
 from bert_jax.train.sources.multi_task import MEAN_METRIC
+from bert_jax.train.starting_model import load_starting_model, load_student
 from bert_jax.tuning.config import TuningConfig, default_learning_rate
 
 logger = logging.getLogger(__name__)
@@ -90,8 +87,8 @@ def fine_tuning_experiment(
     Raises:
       UserError: task or model cannot be read, or a number is out of range.
     """
-    _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
-    config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
+    _check_hyperparameters(epochs, batch_size, warmup_ratio)
+    config, tokenizer, distillation = load_student(model, teacher, teacher_layers)
     labeled = _load_trainable_task(task)
     distillation = distillation or (SoftLabels() if has_soft_labels(labeled) else None)
     if max_length is None:
@@ -102,7 +99,6 @@ def fine_tuning_experiment(
     data = dataclasses.replace(data, window_overlap=window_overlap)
     head = head_for_data(labeled, data, tokenizer)
     features = training_features(labeled, tokenizer, max_length, window_overlap, truncation, prompt)
-    num_epochs = epochs or _default_epochs(len(features), batch_size, tuning)
     return Experiment(
         name=labeled.name,
         seed=seed,
@@ -112,13 +108,12 @@ def fine_tuning_experiment(
         train=_train_config(
             len(features),
             max_length,
-            epochs=num_epochs,
+            epochs=epochs,
             batch_size=batch_size,
             learning_rate=learning_rate,
             warmup_ratio=warmup_ratio,
             best_metric=labeled.metrics[0] if _has_labeled_dev(labeled) else None,
             tuning=_freeze_teacher(tuning, distillation),
-            eval_every_epochs=1 if epochs else math.ceil(num_epochs / MAX_EVALUATIONS),
         ),
     )
 
@@ -129,19 +124,19 @@ def multi_task_experiment(
     *,
     mixing: Mixing = ProportionalMixing(),  # noqa: B008 (frozen)
     weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting(),  # noqa: B008 (frozen)
-    epochs: float = DEFAULT_EPOCHS,
+    epochs: float | None = None,
     batch_size: int = 32,
-    learning_rate: float = 5e-5,
+    learning_rate: float | None = None,
     warmup_ratio: float = 0.1,
     max_length: int | None = None,
     window_overlap: int = MultiTaskData.window_overlap,
     seed: int = 0,
+    tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Experiment:
     """Makes the experiment that fine-tunes one encoder on several tasks at once.
 
-    All dev splits are evaluated after every epoch, and the checkpoint with the best mean of the
-    tasks' first metrics is kept. The other arguments and the errors are those of
-    `fine_tuning_experiment`.
+    All dev splits are evaluated together, and the checkpoint with the best mean of the tasks' first
+    metrics is kept. The other arguments and the errors are those of `fine_tuning_experiment`.
 
     Args:
       tasks: name -> task; the names are used in metrics and file names.
@@ -149,12 +144,13 @@ def multi_task_experiment(
       weighting: how the losses of the tasks are combined.
     """
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
-    loaded, tokenizer = _load_starting_model(model)
+    loaded, tokenizer = load_starting_model(model)
     loaded_tasks = {name: _load_trainable_task(task) for name, task in tasks.items()}
     heads = tuple(NamedHead(name=name, head=make_head(task)) for name, task in loaded_tasks.items())
     if max_length is None:
         default_seq_lengths = [kind_of(task).default_seq_length for task in loaded_tasks.values()]
-        max_length = min(max(default_seq_lengths), loaded.config.max_length)
+        longest = loaded.config.max_length - tuning.num_virtual_tokens
+        max_length = min(max(default_seq_lengths), longest)
     data = MultiTaskData(
         tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
         tokenizer=str(tokenizer_folder(model)),
@@ -179,6 +175,7 @@ def multi_task_experiment(
             learning_rate=learning_rate,
             warmup_ratio=warmup_ratio,
             best_metric=MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None,
+            tuning=tuning,
         ),
     )
 
@@ -187,23 +184,24 @@ def _train_config(
     num_sequences: int,
     seq_length: int,
     *,
-    epochs: float,
+    epochs: float | None,
     batch_size: int,
     learning_rate: float | None,
     warmup_ratio: float,
     best_metric: str | None,
-    tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
-    eval_every_epochs: int = 1,
+    tuning: TuningConfig,
 ) -> TrainConfig:
     """Makes the config of a run that is evaluated and saved after epochs of `num_sequences`.
 
+    If the user sets no number of epochs, there are at most MAX_EVALUATIONS evaluations.
+
     Args:
       best_metric: the metric to evaluate and to rank checkpoints by; None: no evaluation.
-      eval_every_epochs: epochs between evaluations, and between checkpoints.
     """
     steps_per_epoch = -(-num_sequences // batch_size)
-    steps = max(1, round(epochs * steps_per_epoch))
-    eval_every = steps_per_epoch * eval_every_epochs
+    num_epochs = epochs or _default_epochs(num_sequences, batch_size, tuning)
+    steps = max(1, round(num_epochs * steps_per_epoch))
+    eval_every = steps_per_epoch * (1 if epochs else math.ceil(num_epochs / MAX_EVALUATIONS))
     return TrainConfig(
         phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
         schedule=WarmupLinear(
@@ -232,7 +230,8 @@ def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -
     if epochs > usual:
         logger.info(
             "%s training sequences give only %d updates in an epoch, and a task needs at least %d: "
-            "training for %d epochs (%d updates) instead of %d epochs; set --epochs to change it",
+            "training for %d epochs (%d updates) instead of %d epochs; set --epochs "
+            "(in a recipe, --arg epochs) to change it",
             f"{num_sequences:,}",
             steps_per_epoch,
             factor * MIN_UPDATES,
@@ -243,48 +242,17 @@ def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -
     return epochs
 
 
-def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:
-    check_range("epochs", epochs, above=0)
+def _check_hyperparameters(epochs: float | None, batch_size: int, warmup_ratio: float) -> None:
+    if epochs is not None:
+        check_range("epochs", epochs, above=0)
     check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
     check_range("warmup_ratio", warmup_ratio, at_least=0, below=1)
-
-
-def _load_student(
-    model: str | None, teacher: str | None, teacher_layers: tuple[int, ...]
-) -> tuple[EncoderConfig, Tokenizer, TaskDistillation | None]:
-    """Returns the config and the tokenizer of the model to train, and its distillation if any."""
-    start = teacher if model is None else model
-    if start is None or bool(teacher_layers) == (model is not None):
-        raise ConfigError(
-            f"model is {model}, teacher {teacher} and teacher_layers {list(teacher_layers)}; "
-            "expected a model to start from, or a teacher with the layers to start from"
-        )
-    loaded, tokenizer = _load_starting_model(start)
-    if teacher is None:
-        return loaded.config, tokenizer, None
-    teacher_config = loaded.config if teacher == start else load_model_or_tf1(teacher).config
-    distillation = TaskDistillation(
-        teacher=Teacher(path=teacher, model=teacher_config, layers=teacher_layers)
-    )
-    num_layers = len(teacher_layers) or loaded.config.num_hidden_layers
-    config = dataclasses.replace(loaded.config, num_hidden_layers=num_layers)
-    return config, tokenizer, distillation
 
 
 def _freeze_teacher(tuning: TuningConfig, distillation: object) -> TuningConfig:
     if not isinstance(distillation, TaskDistillation):
         return tuning
     return dataclasses.replace(tuning, frozen=(*tuning.frozen, TEACHER_PARAMS))
-
-
-def _load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:
-    loaded = load_model_or_tf1(model)
-    if loaded.tokenizer is None:
-        raise UserError(
-            f"{model} has no vocabulary; copy the tokenizer files that it was trained with "
-            "(such as vocab.txt) into the same folder"
-        )
-    return loaded, loaded.tokenizer
 
 
 def _load_trainable_task(task: TaskConfig) -> Task:

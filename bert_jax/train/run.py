@@ -263,7 +263,6 @@ def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Calla
         setup.experiment.objective,
         phase,
         num_choices=num_choices,
-        features=tuning.features,
+        tuning=tuning,
         lowest_trainable_layer=lowest_trainable_depth(params, tuning),
-        method=tuning.method,
     )

@@ -16,17 +16,19 @@ import optax
 from bert_jax import batch as batch_lib
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Batch, LossOutput, Objective
+from bert_jax.objectives.distillation.config import TEACHER_PARAMS
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.communication import GatherParamsObjective
 from bert_jax.params import paths
 from bert_jax.train.config import Phase
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.tuning.config import CachedFeatures, TuningConfig
-from bert_jax.tuning.freezing import mask_frozen, unmask_frozen, without_frozen
+from bert_jax.tuning.config import WHOLE_ENCODER, CachedFeatures, TuningConfig
+from bert_jax.tuning.freezing import check_trains_encoder, is_frozen, mask_frozen, unmask_frozen
 
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
+_EXTERNAL_PARAMS = (WHOLE_ENCODER, TEACHER_PARAMS)
 Metrics = dict[str, jax.Array]
 CompiledStep = Callable[[State, Batch], tuple[State, Metrics]]
 
@@ -46,12 +48,17 @@ def init_state(
 def checkpointed_state(tuning: TuningConfig, state: State) -> State:
     """Returns what a checkpoint holds of a train state, which may be abstract.
 
-    That is everything for full tuning. For other methods it is what they train; the frozen
-    parameters are those of the base, which the checkpoint names.
+    That is everything for full tuning. For other methods it is all but the frozen parameters of
+    the encoder and of a teacher, which are those of the base, which the checkpoint names.
     """
     if not tuning.trains_part_of_encoder:
         return state
-    return {**state, "params": without_frozen(tuning, state["params"])}
+
+    def is_saved(path: str) -> bool:
+        return not (is_frozen(tuning, path) and paths.matches_any(_EXTERNAL_PARAMS, path))
+
+    flat = paths.flatten(state["params"])
+    return {**state, "params": paths.unflatten({p: v for p, v in flat.items() if is_saved(p)})}
 
 
 def complete_state(saved: State, base: State) -> State:
@@ -190,12 +197,14 @@ class TrainSetup:
             adapter=tuning.adapter,
         )
         optimizer = make_optimizer(experiment.train)
+        abstract = abstract_state(objective, optimizer, mesh)
+        check_trains_encoder(tuning, abstract["params"])
         return cls(
             experiment=experiment,
             mesh=mesh,
             objective=objective,
             optimizer=optimizer,
-            abstract=abstract_state(objective, optimizer, mesh),
+            abstract=abstract,
         )
 
     def lower_step(

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import optax
 
+from bert_jax.errors import ConfigError
 from bert_jax.functional import Params
 from bert_jax.models.adapters.config import HoulsbyAdapter
 from bert_jax.models.config import TransformerConfig
@@ -54,6 +55,19 @@ def trained_encoder_patterns(method: TuningMethod) -> tuple[str, ...]:
             return _NORMS
         case _:
             return ()
+
+
+def check_trains_encoder(tuning: TuningConfig, params: Params) -> None:
+    """Raises a ConfigError if a method that trains a part of the encoder finds none to train."""
+    patterns = trained_encoder_patterns(tuning.method)
+    if not patterns or tuning.adapter is not None or isinstance(tuning.method, FullTuning):
+        return
+    if all(is_frozen(tuning, path) for path in paths.flatten(params) if path.startswith("encoder")):
+        raise ConfigError(
+            f"train.tuning.method is {tuning.method}, but the encoder has no parameter to train "
+            f"that matches {' or '.join(patterns)}, as ModernBERT has no biases; expected another "
+            "method, such as LoRA"
+        )
 
 
 def mask_frozen(tuning: TuningConfig, params: Params) -> Params:

@@ -10,6 +10,7 @@ single task. To train each task separately with several seeds, use `bert-jax glu
 
 from typing import Literal, cast
 
+from bert_jax.cli.arguments.method import METHODS, MethodName
 from bert_jax.data.finetuning.config import (
     GLUE_NAMES,
     CappedMixing,
@@ -23,6 +24,7 @@ from bert_jax.data.finetuning.config import (
 )
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
+from bert_jax.tuning.config import TuningConfig
 
 # The diagnostic set AX has no training examples.
 TASKS = tuple(name for name in GLUE_NAMES if name != "ax")
@@ -38,9 +40,10 @@ def get_config(
     mixing: Literal["equal", "proportional", "temperature", "capped"] = "temperature",
     temperature: float = 2.0,
     max_examples: int = 65536,
-    epochs: float = 3.0,
+    method: MethodName = "full",
+    epochs: float | None = None,
     batch_size: int = 128,
-    learning_rate: float = 5e-5,
+    learning_rate: float | None = None,
     max_length: int | None = None,
     seed: int = 0,
 ) -> Experiment:
@@ -56,9 +59,10 @@ def get_config(
         tasks more often), "capped" (proportional to sizes up to `max_examples`), or "equal".
       temperature: the temperature of "temperature" mixing.
       max_examples: the limit of "capped" mixing.
-      epochs: the number of epochs.
+      method: what is trained besides the heads, as --method of `bert-jax finetune`.
+      epochs: the number of epochs; None for 3, or 9 for a method other than "full".
       batch_size: a multiple of 32.
-      learning_rate: the peak learning rate.
+      learning_rate: the peak learning rate; None for the usual one of the method.
       max_length: the maximum sequence length; None for the default of the tasks.
       seed: the seed of the run.
     """
@@ -95,4 +99,5 @@ def get_config(
         learning_rate=learning_rate,
         max_length=max_length,
         seed=seed,
+        tuning=TuningConfig(method=METHODS[method]()),
     )

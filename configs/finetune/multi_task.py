@@ -5,6 +5,9 @@
     bert-jax predict runs/four --task rte --pairs "It rains." "The street is wet."
     bert-jax export runs/four --task conll --output tagger
 
+With method=lora or another value of --method, an adapter that all tasks share and the heads are
+trained, and the encoder is not.
+
 To use your own tasks, copy this recipe and replace `tasks`, for example by
 `Columns(train=..., dev=..., text=..., label=...)`.
 """
@@ -12,6 +15,7 @@ To use your own tasks, copy this recipe and replace `tasks`, for example by
 from pathlib import Path
 from typing import Literal
 
+from bert_jax.cli.arguments.method import METHODS, MethodName
 from bert_jax.data.finetuning.config import (
     Conll,
     EqualMixing,
@@ -22,6 +26,7 @@ from bert_jax.data.finetuning.config import (
 )
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.config import UncertaintyWeighting, UniformWeighting
+from bert_jax.tuning.config import TuningConfig
 
 # How often a task is sampled: proportional to its size (each example once per epoch), by
 # temperature (small tasks more often than that), or all tasks equally often.
@@ -41,9 +46,10 @@ def get_config(
     conll: str,
     mixing: Literal["proportional", "temperature", "equal"] = "proportional",
     weighting: Literal["uniform", "uncertainty"] = "uniform",
-    epochs: float = 3.0,
+    method: MethodName = "full",
+    epochs: float | None = None,
     batch_size: int = 32,
-    learning_rate: float = 5e-5,
+    learning_rate: float | None = None,
     window_overlap: int = 128,
     seed: int = 0,
 ) -> Experiment:
@@ -68,6 +74,7 @@ def get_config(
         learning_rate=learning_rate,
         window_overlap=window_overlap,
         seed=seed,
+        tuning=TuningConfig(method=METHODS[method]()),
     )
 
 

@@ -113,9 +113,7 @@ def test_failed_jobs_are_reported_and_retried(tmp_path, command):
     assert journal(output).count("good begins") == 1
 
 
-def test_jobs_share_compiled_programs_unless_the_environment_names_a_folder(
-    tmp_path, command, monkeypatch
-):
+def test_jobs_share_a_compilation_cache(tmp_path, command, monkeypatch):
     monkeypatch.delenv("BERT_JAX_COMPILATION_CACHE", raising=False)
     assert run(tmp_path / "output", command, make_jobs(a="cache", b="cache")) == {}
     monkeypatch.setenv("BERT_JAX_COMPILATION_CACHE", "off")

@@ -6,9 +6,14 @@ bert_jax/predict/adapter_set.py.
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -16,18 +21,21 @@ import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.cli import main
+from bert_jax.cli.arguments.method import METHODS, MethodName
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
-from bert_jax.models.adapters.config import LoRA
+from bert_jax.models.adapters.config import HoulsbyAdapter, LoRA, PromptTuning
+from bert_jax.models.heads.config import RegressionHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.predict.adapter_set import AdapterSet
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.predictor import Predictor
+from bert_jax.predict.training_settings import max_text_length
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import Base, TrainedAdapter, read_adapter
 from bert_jax.pretrained.load import load_model
@@ -36,6 +44,13 @@ from bert_jax.train.run import run
 from bert_jax.tuning.config import BitFit, TuningConfig
 from bert_jax.tuning.freezing import is_frozen
 from tests.helpers.one_device import one_device_mesh
+
+PREFIX = {
+    "type": "PrefixTuning",
+    "length": 3,
+    "reparametrization": {"type": "PrefixEncoder", "size": 5},
+}
+PREFIX_CHANGES = ["train.phases.0.seq_length=37", f"train.tuning.method={json.dumps(PREFIX)}"]
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +88,64 @@ def test_checkpoints_hold_what_is_trained_and_name_the_base(lora_run):
     assert np.abs(params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]["lora_b"]).max()
 
 
+def assert_same_parameters(one: Path, other: Path, step: int) -> None:
+    expected, found = (
+        paths.flatten(restore_params(folder / "checkpoints", step)[0]) for folder in (one, other)
+    )
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[path], found[path]) for path in expected)
+
+
 # tests/integration resumes runs, also with a frozen teacher, which has no moments either.
 @pytest.mark.slow
-def test_a_resumed_run_is_bit_exact(lora_run, tmp_path):
+@pytest.mark.parametrize("changes", [[], PREFIX_CHANGES], ids=["lora", "prefix"])
+def test_a_resumed_run_is_bit_exact(lora_run, tmp_path, changes):
     experiment, folder = lora_run
+    if changes:
+        experiment, folder = override(experiment, changes), tmp_path / "straight"
+        with one_device_mesh():
+            assert run(experiment, folder) == 0
     shutil.copytree(folder, tmp_path / "run")
     for step in ("10", "15"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
-    expected, found = (
-        paths.flatten(restore_params(f / "checkpoints", 15)[0]) for f in (folder, tmp_path / "run")
-    )
-    assert all(np.array_equal(expected[path], found[path]) for path in expected)
+    assert_same_parameters(folder, tmp_path / "run", 15)
+
+
+@pytest.mark.slow  # three processes
+def test_a_killed_run_resumes_bit_exactly(lora_run, tmp_path):
+    experiment, _ = lora_run
+    task, steps, every = experiment.data.task, 150, 15
+    command = [
+        *(sys.executable, "-m", "bert_jax", "finetune", "columns", "--method", "dora"),
+        *("--train", task.train, "--dev", task.dev, "--text", "text", "--label", "label"),
+        *("--model", experiment.init_from, "--batch-size", "16", "--epochs", str(steps // 10)),
+        *("--set", f"train.checkpoints.save_every={every}", f"train.evaluation.eval_every={every}"),
+    ]
+    cache = {"BERT_JAX_COMPILATION_CACHE": str(tmp_path / "compiled"), "JAX_PLATFORMS": "cpu"}
+
+    def start(run: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, "--run", str(tmp_path / run)], env={**os.environ, **cache}
+        )
+
+    def saved_steps(run: str) -> list[int]:
+        folders = (tmp_path / run / "checkpoints").glob("*")
+        return [int(each.name) for each in folders if each.name.isdigit()]
+
+    assert start("straight").wait() == 0
+    process = start("killed")
+    while not saved_steps("killed") and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert max(saved_steps("killed")) < steps
+    assert start("killed").wait() == 0
+    params, _, _ = restore_params(tmp_path / "killed" / "checkpoints", steps)
+    query = params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]
+    assert set(query) == {"lora_a", "lora_b", "magnitude"} and np.abs(query["lora_b"]).max() > 0
+    assert_same_parameters(tmp_path / "straight", tmp_path / "killed", steps)
 
 
 def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_path):
@@ -172,13 +232,7 @@ def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):
 
 def test_a_run_whose_adapter_cannot_be_merged_predicts_and_is_not_exported(lora_run, tmp_path):
     experiment, _ = lora_run
-    method = {
-        "type": "PrefixTuning",
-        "length": 3,
-        "reparametrization": {"type": "PrefixEncoder", "size": 5},
-    }
-    changes = [f"train.tuning.method={json.dumps(method)}", "train.phases.0.seq_length=37"]
-    experiment = override(experiment, [changes[1], changes[0], "train.phases.0.steps=4"])
+    experiment = override(experiment, [*PREFIX_CHANGES, "train.phases.0.steps=4"])
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
     model = load_model(tmp_path / "run")
@@ -231,6 +285,33 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
     other = dataclasses.replace(trained, base=Base(path="other", fingerprint="0" * 32))
     with pytest.raises(UserError, match="trained on the base other with the fingerprint 0000"):
         adapter_set.replace("second", other)
+    other = dataclasses.replace(trained, head=RegressionHead())
+    with pytest.raises(UserError, match="expected heads of the same kind and size"):
+        adapter_set.replace("second", other)
+    norms = {**trained.head_params, "encoder": base.params["encoder"]}
+    other = dataclasses.replace(trained, method=HoulsbyAdapter(), head_params=norms)
+    with pytest.raises(UserError, match="HoulsbyAdapter, which also trains LayerNorms of the base"):
+        AdapterSet(base, {"second": other})
+
+
+def test_a_frozen_pooler_is_saved_with_the_adapter(lora_run, tmp_path):
+    experiment, _ = lora_run
+    changes = ['train.tuning.frozen=["pooler/**"]', "train.phases.0.steps=4"]
+    experiment = override(experiment, changes)
+    with one_device_mesh():
+        assert run(experiment, tmp_path / "run") == 0
+    base, trained = load_model(experiment.init_from), load_model(tmp_path / "run")
+    for path, leaf in paths.flatten(base.params["pooler"]).items():
+        np.testing.assert_array_equal(paths.flatten(trained.params["pooler"])[path], leaf)
+    export_adapter(tmp_path / "run", tmp_path / "adapter")
+    Predictor(load_model(tmp_path / "adapter", base=experiment.init_from))
+
+
+def test_texts_leave_room_for_the_virtual_tokens_of_a_folder_of_peft(lora_run):
+    base = load_model(lora_run[0].init_from)
+    adapter = dataclasses.replace(base, adapter=PromptTuning(length=3))
+    assert max_text_length(base) == base.config.max_length
+    assert max_text_length(adapter) == base.config.max_length - 3
 
 
 @pytest.mark.parametrize(
@@ -247,3 +328,7 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
 def test_settings_that_contradict_the_method_are_refused(lora_run, change, message):
     with pytest.raises(ConfigError, match=message):
         override(lora_run[0], [change])
+
+
+def test_recipes_and_the_command_have_the_same_methods():
+    assert set(get_args(MethodName)) == set(METHODS)

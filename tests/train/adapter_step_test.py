@@ -3,6 +3,8 @@
 Covers bert_jax/train/step.py, bert_jax/tuning/freezing.py and bert_jax/plan/state_bytes.py.
 """
 
+import functools
+import itertools
 from typing import Any
 
 import jax
@@ -14,7 +16,16 @@ from bert_jax.config_lib import override
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Glue
 from bert_jax.experiment import Experiment
-from bert_jax.models.adapters.config import DoRA, HoulsbyAdapter, LoRA, PrefixTuning
+from bert_jax.models.adapters.config import (
+    IA3,
+    DoRA,
+    HoulsbyAdapter,
+    LoRA,
+    PfeifferAdapter,
+    PrefixEncoder,
+    PrefixTuning,
+    PromptTuning,
+)
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.heads.config import RegressionHead, SequenceClassificationHead
 from bert_jax.objectives.config import FineTuning, MultiTask, NamedHead
@@ -27,10 +38,21 @@ from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.testing.models import small_config
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.step import TrainSetup, init_state
-from bert_jax.tuning.config import TuningConfig
+from bert_jax.tuning.config import BitFit, TuningConfig
 
 HEAD = SequenceClassificationHead(labels=("no", "yes"))
 LORA = LoRA(rank=4, targets=("query", "feed_forward/*", "word_embeddings"))
+METHODS = {
+    "lora": LORA,
+    "dora": DoRA(rank=4, targets=("query", "feed_forward/*")),
+    "ia3": IA3(),
+    "pfeiffer": PfeifferAdapter(reduction_factor=2),
+    "prefix": PrefixTuning(length=3, reparametrization=PrefixEncoder(size=8)),
+    "prompt": PromptTuning(length=3),
+    "bitfit": BitFit(),
+}
+# Matrices and a table, vectors, and a network that several layers share.
+FAST = {("lora", "fsdp_tp"), ("ia3", "fsdp"), ("prefix", "dp")}
 
 
 def experiment(
@@ -71,30 +93,43 @@ def train(config: Experiment, devices: int) -> tuple[dict[str, Any], dict[str, A
     return before, paths.flatten(jax.device_get(state["params"]))
 
 
-@pytest.fixture(scope="module")
-def on_one_device() -> Any:
-    return train(experiment(LORA), 1)
+@functools.cache
+def trained_on_one_device(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return train(experiment(method), 1)
 
 
-def test_only_the_adapter_pooler_and_head_change(on_one_device):
-    before, after = on_one_device
+def test_only_the_adapter_pooler_and_head_change():
+    before, after = trained_on_one_device(LORA)
     changed = {p for p in after if not np.array_equal(before[p], after[p])}
     assert {path.split("/")[0] for path in changed} == {"adapter", "pooler", "classifier"}
     assert {path for path in after if path.startswith("adapter/")} <= changed
 
 
 @pytest.mark.parametrize(
-    ("preset", "microbatches"), [("fsdp_tp", 1), pytest.param("dp", 2, marks=pytest.mark.slow)]
+    ("method", "preset"),
+    [
+        pytest.param(*cell, marks=() if cell in FAST else pytest.mark.slow)
+        for cell in itertools.product(METHODS, ("dp", "fsdp", "fsdp_tp"))
+    ],
 )
-def test_eight_devices_equal_one(on_one_device, preset, microbatches):
-    """Dropout is on, so its masks are the same; microbatches have other ones."""
-    if microbatches > 1:
-        quiet = ["train.tuning.method.dropout=0.0", "objective.classifier_dropout=0.0"]
-        quiet += [f"objective.model.{n}_dropout_prob=0.0" for n in ("hidden", "attention_probs")]
-        one, many = (override(experiment(LORA, "dp", n), quiet) for n in (1, microbatches))
-        expected, found = train(one, 1)[1], train(many, 8)[1]
-    else:
-        expected, found = on_one_device[1], train(experiment(LORA, preset), 8)[1]
+def test_eight_devices_equal_one(method, preset):
+    """Dropout is on, so its masks are the same."""
+    before, expected = trained_on_one_device(METHODS[method])
+    found = train(experiment(METHODS[method], preset), 8)[1]
+    assert expected.keys() == found.keys()
+    for path, leaf in expected.items():
+        np.testing.assert_allclose(found[path], leaf, atol=1e-5, err_msg=path)
+    trained = {path for path in expected if not np.array_equal(before[path], expected[path])}
+    assert any(path.startswith(("adapter/", "encoder/")) for path in trained)
+
+
+@pytest.mark.slow
+def test_microbatches_on_eight_devices_equal_one_batch():
+    """Dropout is off, because microbatches have other masks."""
+    quiet = ["train.tuning.method.dropout=0.0", "objective.classifier_dropout=0.0"]
+    quiet += [f"objective.model.{n}_dropout_prob=0.0" for n in ("hidden", "attention_probs")]
+    one, many = (override(experiment(LORA, "dp", n), quiet) for n in (1, 2))
+    expected, found = train(one, 1)[1], train(many, 8)[1]
     for path, leaf in expected.items():
         np.testing.assert_allclose(found[path], leaf, atol=1e-5, err_msg=path)
 

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.adapters.config import (
@@ -32,6 +32,21 @@ def _peft_ia3() -> IA3:
     return IA3(selection=PeftSelection())
 
 
+MethodName = Literal[
+    "full",
+    "lora",
+    "dora",
+    "bitfit",
+    "bitfit-subset",
+    "layer-norm",
+    "ia3",
+    "ia3-peft",
+    "houlsby",
+    "pfeiffer",
+    "prefix",
+    "prompt",
+]
+
 METHODS: dict[str, Callable[..., TuningMethod]] = {
     "full": FullTuning,
     "lora": LoRA,
@@ -46,7 +61,7 @@ METHODS: dict[str, Callable[..., TuningMethod]] = {
     "prefix": PrefixTuning,
     "prompt": PromptTuning,
 }
-"""The values of --method. The arguments of the functions are those of `_FLAGS`."""
+"""The values of --method, and of `method` in recipes; the functions' arguments are in `_FLAGS`."""
 
 _FLAGS = {
     "rank": ("lora", "dora"),

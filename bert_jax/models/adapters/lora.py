@@ -86,7 +86,8 @@ def _from_base(method: LoRA, adapter: Leaves, base: Leaves) -> dict[str, Any]:
     del method
     if "magnitude" not in adapter:
         return dict(adapter)
-    return {**adapter, "magnitude": _column_norms(base["kernel"])}
+    # By JAX, as in the step: the norms of NumPy differ in the last bit.
+    return {**adapter, "magnitude": _column_norms(jnp.asarray(base["kernel"]))}
 
 
 def _merge(method: LoRA, path: str, adapter: Leaves, base: Leaves) -> dict[str, Any]:
@@ -146,13 +147,14 @@ class LoRALinear(nnx.Module):
         dtype, kernel = y.dtype, self.base.kernel[...]
         a, b = (jax.lax.stop_gradient(leaf[...]) for leaf in (self.lora_a, self.lora_b))
         norm = _column_norms(jax.lax.stop_gradient(kernel) + self.method.scale * (a @ b))
-        ratio = rowwise_vector(self.magnitude[...] / norm, delta)
+        # Of magnitude / norm, XLA makes a product with 1 / sqrt(...), which is not exactly 1.
+        excess = rowwise_vector((self.magnitude[...] - norm) / norm, delta)
         if dropped is x:  # the product without the bias
             product = y if self.base.bias is None else y - self.base.bias[...].astype(dtype)
         else:
             product = dense(dropped, kernel, None, dtype).astype(dtype)
-        # Written as a change of the base, which is exactly zero while the ratio is 1.
-        change = (ratio - 1.0) * product.astype(jnp.float32) + ratio * delta
+        # Written as a change of the base, which is exactly zero while magnitude and norm are equal.
+        change = excess * product.astype(jnp.float32) + (1.0 + excess) * delta
         return y + change.astype(dtype)
 
 
@@ -229,8 +231,12 @@ def _install(method: LoRA, network: Any, adapter: Modules) -> None:
 
 def _column_norms(kernel: Any) -> Any:
     """Returns the Euclidean norm of each column of [..., in, out], [..., out]; NumPy for NumPy."""
-    numpy = np if isinstance(kernel, np.ndarray) else jnp
-    return numpy.sqrt(numpy.sum(numpy.square(kernel), axis=-2))
+    if isinstance(kernel, np.ndarray):
+        return np.sqrt(np.sum(np.square(kernel), axis=-2))
+    # A matrix product, because XLA fuses a sum with the operations around it and then adds in
+    # another order: magnitude and norm would not be equal before the first update.
+    ones = jnp.ones(kernel.shape[-2], kernel.dtype)
+    return jnp.sqrt(jnp.matmul(ones, jnp.square(kernel), precision=jax.lax.Precision.HIGHEST))
 
 
 IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge, _unmerge, _from_base)

@@ -79,8 +79,10 @@ def _compute_prefix(adapter: Modules, base: Modules) -> Modules:
     if _PREFIX_ENCODER not in adapter:
         return adapter
     leaves = adapter[_PREFIX_ENCODER]
-    hidden = jnp.tanh(leaves["embedding"] @ leaves["down/kernel"] + leaves["down/bias"])
-    outputs = hidden @ leaves["up/kernel"] + leaves["up/bias"]
+    # With an adapter for each row of a batch, a bias is [B, M] and its product [B, n, M].
+    down_bias, up_bias = (leaves[name][..., None, :] for name in ("down/bias", "up/bias"))
+    hidden = jnp.tanh(leaves["embedding"] @ leaves["down/kernel"] + down_bias)
+    outputs = hidden @ leaves["up/kernel"] + up_bias
     attentions = _attentions(base)
     split = jnp.split(outputs, 2 * len(attentions), axis=-1)
     return {

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.predict.generation.config import GenerationConfig
-from bert_jax.predict.generation.generator import Generator
+from bert_jax.predict.generation.generator import Generator as TextGenerator
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
 from bert_jax.runs import run_folder
@@ -119,7 +119,7 @@ class TextToTextSource:
         return [self._experiment.train.phases[phase_index].sizes]
 
     @contextlib.contextmanager
-    def loader(self, phase_index: int, position: int) -> Iterator[TextToTextLoader]:
+    def loader(self, phase_index: int, position: int) -> Generator[TextToTextLoader]:
         """Opens the training loader; see `Source`."""
         phase = self._experiment.train.phases[phase_index]
         lengths = phase.seq_length, phase.target_length
@@ -237,7 +237,7 @@ class GenerationEvaluator:
     def generate(self, params: Any) -> dict[str, list[str]]:
         """Returns the generated text of each example, by task."""
         model = dataclasses.replace(self._model, params=params)
-        generator = Generator(model, self._settings, self._compute, self._mesh)
+        generator = TextGenerator(model, self._settings, self._compute, self._mesh)
         return {
             name: [each.text for each in generator([e.source for e in task.splits[self._split]])]
             for name, task in self._split_tasks.items()

@@ -1,5 +1,6 @@
 """Covers models/adapters/*.py: zero effect, merging, counts, rows of a batch, bad settings."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -9,8 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from bert_jax.errors import ConfigError
+from bert_jax.models.adapters import lora
 from bert_jax.models.adapters.config import (
     IA3,
     AlphaOverSqrtRank,
@@ -31,17 +34,26 @@ from bert_jax.models.adapters.network import (
 )
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
 from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.electra.config import ElectraConfig
+from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
+    WindowEncoder,
 )
 from bert_jax.models.layers.config import ComputeConfig, FullRemat, Scanned
+from bert_jax.models.layers.linear import linear
+from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
@@ -54,7 +66,7 @@ from bert_jax.tuning.config import (
     QueryAndIntermediateBiases,
     TuningConfig,
 )
-from bert_jax.tuning.freezing import without_frozen
+from bert_jax.tuning.freezing import check_trains_encoder, without_frozen
 
 PLAIN = ComputeConfig()
 HEAD = SequenceClassificationHead(labels=("no", "maybe", "yes"))
@@ -142,6 +154,24 @@ def test_an_adapter_without_effect_leaves_the_loss_bit_identical(family, method,
     base = {name: tree for name, tree in params.items() if name != ADAPTER}
     assert loss(adapted, params, batch) == loss(plain, base, batch)
     assert loss(adapted, randomized(params), batch) != loss(plain, base, batch)
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_dora_starts_without_effect_at_a_usual_width(jitted):
+    """A sum of 384 squares differs in the last bit if it is added in another order."""
+    method, rng, width = DoRA(rank=4, targets=("query",)), np.random.default_rng(0), 384
+    base = linear(width, width, small_config(), PLAIN, nnx.Rngs(0))
+    from_base = functools.partial(lora.IMPLEMENTATION.from_base, method)
+    adapter = {
+        "lora_a": rng.normal(size=(width, 4)).astype(np.float32),
+        "lora_b": np.zeros((4, width), np.float32),
+        "magnitude": np.ones(width, np.float32),
+    }
+    start = jax.jit(from_base) if jitted else from_base
+    adapted = lora.LoRALinear(base, start(adapter, {"kernel": base.kernel[...]}), method)
+    x = rng.normal(size=(2, 5, width)).astype(np.float32)
+    found, expected = (jax.jit(lambda x, layer=layer: layer(x))(x) for layer in (adapted, base))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +263,11 @@ def test_trained_parameters_of_bert_base(method, count):
         IA3(),
         HoulsbyAdapter(size=3),
         PrefixTuning(length=3),
+        # As long as the batch has rows: a bias that is added along the wrong axis fits the shapes.
+        PrefixTuning(length=3, reparametrization=PrefixEncoder(size=5)),
         PromptTuning(length=3),
     ],
-    ids=lambda method: type(method).__name__,
+    ids=["dora", "lora", "ia3", "houlsby", "prefix", "prefix-mlp", "prompt"],
 )
 def test_rows_of_a_batch_can_have_different_adapters(method):
     adapted, _ = objectives(FAMILIES["bert"], method)
@@ -318,3 +350,109 @@ def test_scanned_layers_must_be_adapted_alike():
 def test_settings_out_of_range_are_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(LoRA(), **fields)
+
+
+OTHER_FAMILIES: dict[str, Any] = {
+    "distilbert": DistilBertConfig(**SIZES, num_hidden_layers=1, intermediate_size=32),
+    "electra": ElectraConfig(**SIZES, num_hidden_layers=1, intermediate_size=32, embedding_size=8),
+    "mpnet": MPNetConfig(**SIZES, num_hidden_layers=1, intermediate_size=32),
+    # With 12 tokens, block-sparse attention and windows smaller than the text.
+    "bigbird": BigBirdConfig(
+        **SIZES,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        attention=BlockSparseWhenLong(block_size=2, num_random_blocks=0),
+    ),
+    "longformer": LongformerConfig(
+        **SIZES,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        attention_window=(4,),
+        max_global_tokens=4,
+    ),
+    "eurobert": EuroBertConfig(
+        **SIZES, num_hidden_layers=1, intermediate_size=32, num_key_value_heads=2
+    ),
+}
+
+
+def outputs_with_and_without_adapter(
+    model: Any, method: Any, head: Any = HEAD
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the output with a new adapter, with a random one, and of the base."""
+    adapted, plain = objectives(model, method, head)
+    params = {**initial(adapted), ADAPTER: jax.jit(adapted.init)(jax.random.key(0))[ADAPTER]}
+    base = {name: tree for name, tree in params.items() if name != ADAPTER}
+    predict, batch = jax.jit(adapted.predict), batch_for(head)
+    (new,), (changed,) = (predict(each, batch).values() for each in (params, randomized(params)))
+    (expected,) = jax.jit(plain.predict)(base, batch).values()
+    return new, changed, expected
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "distilbert",
+        "mpnet",
+        "bigbird",
+        "eurobert",
+        pytest.param("longformer", marks=pytest.mark.slow),
+    ],
+)
+def test_lora_without_effect_leaves_the_outputs_of_other_families(family):
+    method = LoRA(rank=2, targets=DENSE)
+    new, changed, expected = outputs_with_and_without_adapter(OTHER_FAMILIES[family], method)
+    np.testing.assert_array_equal(new, expected)
+    assert np.isfinite(changed).all() and (changed != expected).any()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        RankingHead(),
+        pytest.param(
+            SequenceClassificationHead(
+                labels=HEAD.labels, window_encoder=WindowEncoder(num_windows=2, num_layers=1)
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["ranking", "windows"],
+)
+def test_lora_without_effect_leaves_the_outputs_of_other_heads(head):
+    method = LoRA(rank=2, targets=("word_embeddings", "value"))
+    model = small_config(vocab_size=50, num_hidden_layers=1)
+    new, changed, expected = outputs_with_and_without_adapter(model, method, head)
+    np.testing.assert_array_equal(new, expected)
+    assert np.isfinite(changed).all() and (changed != expected).any()
+
+
+@pytest.mark.parametrize("family", ["distilbert", "electra", "albert"])
+def test_prefixes_change_the_outputs_of_other_families(family):
+    model, method = {**FAMILIES, **OTHER_FAMILIES}[family], PrefixTuning(length=3)
+    new, changed, expected = outputs_with_and_without_adapter(model, method)
+    assert np.isfinite([new, changed]).all()
+    assert (new != expected).any() and (new != changed).any()
+
+
+@pytest.mark.parametrize("family", ["mpnet", "bigbird", "longformer", "eurobert"])
+def test_prefixes_are_refused_by_other_kinds_of_attention(family):
+    adapted, _ = objectives(OTHER_FAMILIES[family], PrefixTuning(length=3))
+    with pytest.raises(ConfigError, match=r"PrefixTuning, .*expected another method, such as LoRA"):
+        jax.eval_shape(adapted.predict, adapted.abstract(), batch_for())
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "is_refused"),
+    [
+        ("modernbert", BitFit(), True),
+        ("modernbert", BitFit(biases=QueryAndIntermediateBiases()), True),
+        ("modernbert", LayerNormTuning(), False),
+        ("bert", BitFit(biases=QueryAndIntermediateBiases()), False),
+    ],
+)
+def test_methods_that_find_nothing_to_train_in_the_encoder_are_refused(family, method, is_refused):
+    params = objectives(FAMILIES[family], None)[1].abstract()
+    expected = pytest.raises(ConfigError, match=r"no parameter to train that matches encoder/")
+    with expected if is_refused else contextlib.nullcontext():
+        check_trains_encoder(TuningConfig(method=method), params)

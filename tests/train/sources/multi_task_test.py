@@ -14,7 +14,9 @@ from bert_jax.data.finetuning.config import EqualMixing
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
+from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
+from bert_jax.models.adapters.config import LoRA, PrefixTuning
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
@@ -26,10 +28,12 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.runs import hooks
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import small_model
+from bert_jax.train.config import WarmupLinear
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
+from bert_jax.tuning.config import FullTuning, TuningConfig
 from tests.helpers.one_device import one_device_mesh
 from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import TASKS
@@ -205,6 +209,77 @@ def test_heads_start_from_pretrained_pooler_and_matching_head(folder, tmp_path):
         name = path.split("/", 2)[2] if path.startswith("heads/") else path
         same = leaf.shape == start[name].shape and np.array_equal(leaf, start[name])
         assert same == (path not in {f"heads/scores/classifier/{p}" for p in ("kernel", "bias")})
+
+
+def test_tasks_share_an_adapter_and_end_early(folder, tmp_path):
+    method = LoRA(rank=4, dropout=0.0, targets=("word_embeddings", "query", "value"))
+    names = ("reviews", "words")
+    settings = {"epochs": 15, "learning_rate": 2e-2, "tuning": TuningConfig(method=method)}
+    config = experiment(folder, names, **settings)
+    patience = "train.checkpoints.early_stopping_patience=1"
+    with one_device_mesh():
+        assert run(override(config, [patience]), tmp_path / "run") == 0
+    assert rows_of(tmp_path / "run", "evaluation")[-1]["step"] < config.train.steps
+    params, info, _ = restore_params(tmp_path / "run" / "checkpoints")
+    assert set(params) == {"adapter", "heads"} and info["base"]["path"] == config.init_from
+    assert "lora_a" in params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]
+    results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert results["words"]["dev"]["f1"] > 0.9
+    base = paths.flatten(load_model(folder / "model").params["encoder"])
+    for name in names:
+        model = load_model(tmp_path / "run", name)
+        encoder = paths.flatten(model.params["encoder"])
+        changed = {path for path in base if not np.array_equal(base[path], encoder[path])}
+        assert changed == {
+            "embeddings/word_embeddings/embedding",
+            "layers/0/attention/query/kernel",
+            "layers/0/attention/value/kernel",
+        }
+        task = load_task(TASKS[NAMES[name][0]](folder))
+        found = Predictor(model)(task.splits["dev"])
+        for row, prediction in zip(predictions(tmp_path / "run", name), found, strict=True):
+            for field in row.keys() & {"label", "tags"}:
+                assert prediction[field] == row[field]
+    with pytest.raises(UserError, match="several heads, for which peft has no format; export the"):
+        export_adapter(tmp_path / "run", tmp_path / "adapter")
+    tagger = load_model(tmp_path / "run", "words")
+    export(tagger, tmp_path / "tagger")
+    merged = paths.flatten(load_model(tmp_path / "tagger").params)
+    for path, leaf in paths.flatten(tagger.params).items():
+        np.testing.assert_array_equal(merged[path], leaf, err_msg=path)
+
+
+@pytest.mark.slow
+def test_prefixes_remain_in_the_model_of_a_task(folder, tmp_path):
+    tuning = TuningConfig(method=PrefixTuning(length=2))
+    config = experiment(folder, ("reviews", "scores"), epochs=0.2, tuning=tuning)
+    assert config.train.phases[0].seq_length == 40 - 2
+    with one_device_mesh():
+        assert run(config, tmp_path / "run") == 0
+    for name in ("reviews", "scores"):
+        model = load_model(tmp_path / "run", name)
+        assert model.adapter == tuning.method
+        task = load_task(TASKS[NAMES[name][0]](folder))
+        found = Predictor(model)(task.splits["dev"])
+        for row, prediction in zip(predictions(tmp_path / "run", name), found, strict=True):
+            if "value" in row:
+                assert prediction["value"] == pytest.approx(row["value"], abs=1e-5)
+            else:
+                assert prediction["label"] == row["label"]
+    with pytest.raises(UserError, match="PrefixTuning, which cannot be merged"):
+        export(model, tmp_path / "exported")
+
+
+def test_the_method_decides_learning_rate_and_epochs(folder):
+    tasks = {name: TASKS[NAMES[name][0]](folder) for name in ("reviews", "words")}
+    full, lora = (
+        multi_task_experiment(tasks, str(folder / "model"), tuning=TuningConfig(method=method))
+        for method in (FullTuning(), LoRA())
+    )
+    for config, rate in ((full, 5e-5), (lora, 5e-4)):
+        schedule = config.train.schedule
+        assert isinstance(schedule, WarmupLinear) and schedule.peak_learning_rate == rate
+    assert lora.train.steps == 3 * full.train.steps
 
 
 @pytest.mark.slow
