@@ -1,7 +1,6 @@
 """Compares adapters with peft on Hugging Face's PyTorch models, and bottlenecks with formulas.
 
-Every parameter is random, biases, norms and adapters too. Prefix tuning of RoBERTa is not compared:
-peft passes the states of all tokens to the classifier there. For question answering with prefix or
+Every parameter is random, biases, norms and adapters too. For question answering with prefix or
 prompt, peft drops `token_type_ids`, so all are 0 here.
 """
 
@@ -196,6 +195,7 @@ def peft_model(family: str, kind: str, name: str) -> Any:
             for values in (
                 ("Roberta", "sequence", "ia3"),
                 ("Roberta", "sequence", "prompt"),
+                ("Roberta", "sequence", "prefix"),
                 ("Bert", "token", "prompt"),
                 ("Bert", "token", "prefix"),
                 ("Bert", "span", "prefix"),

@@ -5,8 +5,13 @@ random, those of adapters too.
 """
 
 import dataclasses
+import inspect
+import itertools
 import json
+import re
+import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,8 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.interop.peft.adapter_config import PeftAdapter
 from bert_jax.interop.peft.folder import read_adapter_folder, write_adapter_folder
+from bert_jax.interop.peft.methods import compute_prefixes
+from bert_jax.interop.peft.names import ModuleNames
 from bert_jax.models.adapters.config import (
     IA3,
     AlphaOverSqrtRank,
@@ -69,6 +76,8 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
     "Bert": {},
     "Roberta": {"max_position_embeddings": 26, "pad_token_id": 1, "type_vocab_size": 1},
     "Electra": {"embedding_size": 8},
+    "Albert": {"embedding_size": 8},
+    "DistilBert": {},
     "ModernBert": {"local_attention": 8, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
 }
 DENSE = ("query", "attention/output", "feed_forward/output")
@@ -91,6 +100,38 @@ CASES: dict[str, tuple[str, str, Any]] = {
     "prefix": ("Bert", "sequence", PrefixTuning(length=3, reparametrization=PrefixEncoder(size=5))),
 }
 PEFT_TYPES = {"norms": "LN_TUNING", "prompt": "PROMPT_TUNING", "prefix": "PREFIX_TUNING"}
+METHODS: dict[str, tuple[Any, Any]] = {
+    "lora": (
+        LoRA(rank=2, alpha=3.0, targets=("query", "value", "feed_forward/*")),
+        peft.LoraConfig(r=2, lora_alpha=3, target_modules=["query", "value", "intermediate.dense"]),
+    ),
+    "dora": (
+        DoRA(rank=2, targets=DENSE),
+        peft.LoraConfig(r=2, use_dora=True, target_modules=["key", "output.dense"]),
+    ),
+    "ia3": (IA3(), peft.IA3Config()),
+    "prompt": (PromptTuning(length=3), peft.PromptTuningConfig(num_virtual_tokens=3)),
+    "prefix": (PrefixTuning(length=3), peft.PrefixTuningConfig(num_virtual_tokens=3)),
+    "norms": (LayerNormTuning(), peft.LNTuningConfig(target_modules=["LayerNorm"])),
+}
+"""Name of a method -> ours, and the config with which peft makes the same kind of adapter."""
+TASK_TYPES = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
+ROUND_TRIPS = {
+    f"{family}-{kind}-{method}": (family, kind, METHODS[method][0])
+    for family, kind, method in itertools.product(("Bert", "Roberta"), TASK_TYPES, METHODS)
+}
+"""All combinations of family, task and method that are exchanged in both directions."""
+ELECTRA_PREFIX = {"Electra-token-prefix": ("Electra", "token", PrefixTuning(length=3))}
+ALL_CASES = CASES | ROUND_TRIPS | ELECTRA_PREFIX
+FAST_ROUND_TRIPS = (
+    "Bert-sequence-prefix",
+    "Bert-token-prompt",
+    "Bert-span-dora",
+    "Roberta-sequence-norms",
+    "Roberta-token-ia3",
+    "Roberta-span-lora",
+)
+"""One for each method; each family and each task is among them."""
 
 
 def save_base(folder: Path, family: str, kind: str, head: bool = True) -> None:
@@ -129,30 +170,47 @@ def random_adapter(base: LoadedModel, method: Any, kind: str) -> PeftAdapter:
 
 
 @pytest.fixture(scope="module")
-def exchanged(tmp_path_factory):
+def base_of_case(tmp_path_factory):
+    """Returns a function from a case to our base, which is that of other cases too."""
+    made: dict[tuple[str, str], LoadedModel] = {}
+
+    def make(name: str) -> LoadedModel:
+        family, kind, _ = ALL_CASES[name]
+        if (family, kind) not in made:
+            folder = tmp_path_factory.mktemp(f"{family}_{kind}")
+            save_base(folder, family, kind)
+            made[family, kind] = load_model(folder)
+        return made[family, kind]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory, base_of_case):
     """Returns a function from a case to (adapter, its folder, our base)."""
     made: dict[str, tuple[PeftAdapter, Path, LoadedModel]] = {}
 
     def make(name: str) -> tuple[PeftAdapter, Path, LoadedModel]:
         if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            family, kind, method = CASES[name]
-            save_base(folder / "base", family, kind)
-            base = load_model(folder / "base")
+            folder, base = tmp_path_factory.mktemp(name), base_of_case(name)
+            _, kind, method = ALL_CASES[name]
             adapter = random_adapter(base, method, kind)
-            (folder / "adapter").mkdir()
-            write_adapter_folder(folder / "adapter", adapter, base.config, "1.0")
-            made[name] = adapter, folder / "adapter", base
+            write_adapter_folder(folder, adapter, base.config, "1.0")
+            made[name] = adapter, folder, base
         return made[name]
 
     return make
 
 
+def torch_base(name: str, folder: Path) -> Any:
+    auto_class = getattr(transformers, f"AutoModelFor{HEADS[ALL_CASES[name][1]][1]}")
+    return auto_class.from_pretrained(folder, attn_implementation="eager")
+
+
 def open_with_peft(name: str, folder: Path) -> Any:
     """Opens an adapter with the classes of transformers and peft, and checks that all is read."""
     base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    auto_class = getattr(transformers, f"AutoModelFor{HEADS[CASES[name][1]][1]}")
-    model = auto_class.from_pretrained(base, attn_implementation="eager")
+    model = torch_base(name, base)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = peft.PeftModel.from_pretrained(model, folder)
@@ -161,7 +219,7 @@ def open_with_peft(name: str, folder: Path) -> Any:
 
 
 def batch_of(name: str) -> Any:
-    family, kind, _ = CASES[name]
+    family, kind, _ = ALL_CASES[name]
     batch = fine_tuning_batch(HEADS[kind][0], batch_size=4, seq_length=12, vocab_size=60)
     if family == "Roberta":
         real = batch["attention_mask"] > 0
@@ -172,10 +230,10 @@ def batch_of(name: str) -> Any:
 
 
 def torch_outputs(name: str, model: Any, batch: Any) -> dict[str, np.ndarray]:
-    is_choice = CASES[name][1] == "choice"
+    is_choice = ALL_CASES[name][1] == "choice"
     fields = dict(zip(ENCODER_FIELDS, CHOICE_FIELDS if is_choice else ENCODER_FIELDS, strict=True))
     inputs = {to: torch.from_numpy(batch[field]).long() for to, field in fields.items()}
-    if CASES[name][0] == "ModernBert":
+    if ALL_CASES[name][0] == "ModernBert":
         del inputs["token_type_ids"]
     return torch_head_outputs(model, inputs)
 
@@ -188,37 +246,105 @@ def our_outputs(model: LoadedModel, batch: Any) -> dict[str, np.ndarray]:
     return {"logits": outputs["values"][:, None]} if "values" in outputs else outputs
 
 
+def assert_same_outputs(name: str, peft_model: Any, model: LoadedModel) -> None:
+    """Checks our outputs of real tokens; peft also returns those of the vectors of a prompt."""
+    batch, is_per_token = batch_of(name), ALL_CASES[name][1] in ("token", "span")
+    expected, found = torch_outputs(name, peft_model, batch), our_outputs(model, batch)
+    for output, values in expected.items():
+        ours = found[output]
+        if is_per_token:
+            real = batch["attention_mask"] > 0
+            ours, values = ours[real], values[:, -real.shape[1] :][real]
+        np.testing.assert_allclose(ours, values, atol=TOLERANCE)
+        assert np.abs(values).max() > 0.01
+
+
+def slow_except(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.slow]) for name in names]
+
+
 @pytest.mark.parametrize(
     "name",
-    # test_folders_of_peft_are_read_and_written_alike has all of them.
-    [
-        pytest.param(
-            name,
-            marks=[pytest.mark.slow]
-            if name in ("rslora", "electra", "choice", "span", "joined")
-            else [],
-        )
-        for name in CASES
-    ],
+    # These have each method; test_folders_of_peft_are_read_and_written_alike has all of CASES.
+    slow_except(ALL_CASES, ("lora", "dora", "ia3", "ia3_peft", "norms", "prompt", "prefix")),
 )
 def test_peft_computes_the_outputs_of_our_folder(name, exchanged):
     adapter, folder, base = exchanged(name)
-    model, batch = load_model(folder), batch_of(name)
+    model = load_model(folder)
     assert model.head == adapter.head
     peft_model = open_with_peft(name, folder)
-    expected, found = torch_outputs(name, peft_model, batch), our_outputs(model, batch)
-    for output, values in expected.items():
-        real = slice(None)
-        if CASES[name][1] in ("token", "span"):
-            real = batch["attention_mask"] > 0
-        np.testing.assert_allclose(found[output][real], values[real], atol=TOLERANCE)
-        assert np.abs(values).max() > 0.01
+    assert_same_outputs(name, peft_model, model)
     # peft raises an AttributeError when it merges IA3 into a model with RoBERTa's classifier.
     if isinstance(adapter.method, LoRA) or name == "ia3_peft":
         merged = peft_model.merge_and_unload().state_dict()
         table = format_of(base.config).names(base.config, model.head)
         for tensor, value in table.to_external(paths.flatten(model.params)).items():
             np.testing.assert_allclose(value, merged[tensor].numpy(), atol=1e-6, err_msg=tensor)
+
+
+def peft_adapter(name: str, base: LoadedModel, config: Any) -> Any:
+    """Returns peft's model over a base; everything that it trains is random, the head too."""
+    config = dataclasses.replace(config, task_type=TASK_TYPES[ALL_CASES[name][1]])
+    model = peft.get_peft_model(torch_base(name, Path(base.path)), config)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                is_factor = re.search("ia3_|magnitude|LayerNorm.*weight", parameter_name)
+                parameter.normal_(1.0 if is_factor else 0.0, 0.3, generator=generator)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", slow_except(ROUND_TRIPS, FAST_ROUND_TRIPS))
+def test_we_compute_the_outputs_of_a_folder_that_peft_made(name, base_of_case, tmp_path):
+    base, (_, config) = base_of_case(name), METHODS[name.rpartition("-")[2]]
+    model = peft_adapter(name, base, config)
+    model.save_pretrained(tmp_path)
+    assert_same_outputs(name, model, load_model(tmp_path, base=base.path))
+
+
+def test_prefix_encoders_compute_the_prefixes_of_peft(base_of_case, tmp_path):
+    name = "Bert-sequence-prefix"
+    base, reparametrization = base_of_case(name), PrefixEncoder(size=5)
+    method = PrefixTuning(length=3, reparametrization=reparametrization)
+    config = dataclasses.replace(
+        METHODS["prefix"][1], prefix_projection=True, encoder_hidden_size=5
+    )
+    model = peft_adapter(name, base, config)
+    prefix_encoder = model.prompt_encoder["default"]
+    state = {key: value.numpy() for key, value in prefix_encoder.state_dict().items()}
+    leaves = {
+        "embedding": state["embedding.weight"],
+        "down/kernel": state["transform.0.weight"].T,
+        "down/bias": state["transform.0.bias"],
+        "up/kernel": state["transform.2.weight"].T,
+        "up/bias": state["transform.2.bias"],
+    }
+    names = ModuleNames(base.config, base.head)
+    found = compute_prefixes(method, {"encoder/prefix_encoder": leaves}, names)
+    with torch.no_grad():
+        expected = prefix_encoder(torch.arange(3)).reshape(3, SIZES["num_hidden_layers"], 2, -1)
+    for layer, prefixes in enumerate(expected.numpy().swapaxes(0, 1)):
+        for index, leaf in enumerate(("prefix_key", "prefix_value")):
+            ours = found[f"encoder/layers/{layer}/attention"][leaf]
+            np.testing.assert_allclose(ours, prefixes[:, index], rtol=0, atol=1e-6)
+    assert np.ptp(expected.numpy()) > 1
+    model.save_pretrained(tmp_path)  # the keys and values, not the MLP
+    assert_same_outputs(name, model, load_model(tmp_path, base=base.path))
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "Albert", "DistilBert"])
+def test_prefixes_are_exported_only_for_families_that_peft_has_them_for(family, tmp_path):
+    save_base(tmp_path / "base", family, "sequence")
+    base = load_model(tmp_path / "base")
+    adapter = random_adapter(base, PrefixTuning(length=3), "sequence")
+    (tmp_path / "adapter").mkdir()
+    forward = getattr(transformers, f"{family}Model").forward
+    if "past_key_values" in inspect.signature(forward).parameters:
+        write_adapter_folder(tmp_path / "adapter", adapter, base.config, "1.0")
+        return
+    with pytest.raises(UserError, match=f"prefix tuning of {family}.*takes no past_key_values"):
+        write_adapter_folder(tmp_path / "adapter", adapter, base.config, "1.0")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -344,6 +470,15 @@ def test_folders_that_do_not_fit_are_refused(exchanged, tmp_path, change, messag
     _, folder, _ = exchanged("lora")
     with pytest.raises(UserError, match=message):
         load_model(changed_folder(folder, tmp_path, change))
+
+
+def test_a_head_of_another_task_is_refused(exchanged, tmp_path):
+    (_, folder, _), (_, other, _) = exchanged("lora"), exchanged("ia3_peft")
+    changed = changed_folder(folder, tmp_path, lambda data, tensors: None)
+    shutil.copy(other / "bert_jax_adapter.json", changed)
+    message = "class ForSequenceClassification, but bert_jax_adapter.json has a TokenClass.*Head"
+    with pytest.raises(UserError, match=message):
+        load_model(changed)
 
 
 def test_an_adapter_needs_the_base_that_it_was_trained_on(exchanged, tmp_path):

@@ -108,6 +108,23 @@ def test_calibration_gives_inputs_without_content_equal_scores(bert, monkeypatch
     np.testing.assert_allclose(classifier.calibrated_logits([empty]), 0, atol=1e-9)
 
 
+def test_calibration_divides_by_the_mean_over_inputs_without_content(bert):
+    classifier = PromptClassifier(bert, PROMPT, LABELS, max_length=20)
+    texts = [
+        TextExample(id=text, text=text, text_pair=text)
+        for text in prompt_classifier.CONTENT_FREE_TEXTS
+    ]
+    assert len(texts) == 3
+
+    def probabilities(logits: np.ndarray) -> np.ndarray:
+        return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+    prior = np.mean([probabilities(classifier.logits([text]))[0] for text in texts], axis=0)
+    expected = probabilities(classifier.logits(EXAMPLES)) / prior
+    found = np.exp(classifier.calibrated_logits(EXAMPLES))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_in_context_learning_averages_the_logits_of_draws(bert):
     demonstrations = [
         TextExample(id="0", text="the sea", text_pair="a net", label="no"),

@@ -18,7 +18,11 @@ from bert_jax.models.adapters.config import (
 )
 from bert_jax.models.adapters.modules import WORD_EMBEDDINGS, group_by_module
 from bert_jax.models.adapters.network import implementation
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.huggingface import format_of
+from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.params import paths
 
 PROMPT = "prompt_embeddings"
@@ -121,7 +125,8 @@ def virtual_tokens_to_peft(
     """Returns the fields of adapter_config.json and the tensor of prompt or prefix tuning.
 
     Raises:
-      UserError: the prompt is not as wide as the hidden states, which peft requires.
+      UserError: the prompt is not as wide as the hidden states, or Hugging Face's model takes no
+        prefixes; peft requires both.
     """
     fields: dict[str, Any] = {
         "num_virtual_tokens": method.length,
@@ -138,11 +143,23 @@ def virtual_tokens_to_peft(
                 f"supports only that of the hidden states, {model.hidden_size}; use the run folder"
             )
         return {**fields, "prompt_tuning_init": "RANDOM"}, {PROMPT: prompt}
+    _check_takes_prefixes(model)
     prefixes = compute_prefixes(method, adapter, names)
     layers = [prefixes[path] for path in _attentions(names, model)]
     joint = [layer[name] for layer in layers for name in ("prefix_key", "prefix_value")]
     extra = {"encoder_hidden_size": model.hidden_size, "prefix_projection": False}
     return {**fields, **extra}, {PROMPT: np.concatenate(joint, axis=1)}
+
+
+def _check_takes_prefixes(model: EncoderConfig) -> None:
+    if not isinstance(model, BertConfig | RobertaConfig | ElectraConfig):
+        family = format_of(model)
+        name = family.class_prefixes[family.model_type(model)]
+        raise UserError(
+            f"prefix tuning of {name} cannot be exported: Hugging Face's {name}Model takes no "
+            "past_key_values, through which peft gives prefixes to BERT, RoBERTa and ELECTRA; use "
+            "the run folder, or train with another method, such as lora"
+        )
 
 
 def compute_prefixes(method: PrefixTuning, adapter: Modules, names: ModuleNames) -> Modules:
