@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         flops = step_flops(
             experiment.objective,
             phase,
-            features=tuning.features,
+            tuning=tuning,
             lowest_trainable_layer=lowest_trainable_layer,
         )
         print(f"length {phase.seq_length}: {phase.steps:,} updates of {flops:.3g} FLOPs")

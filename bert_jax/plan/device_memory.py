@@ -9,11 +9,11 @@ from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.plan.activations import (
-    DeviceMicrobatch,
     activation_bytes,
     gathered_bytes,
     saved_bytes_of,
 )
+from bert_jax.plan.device_microbatch import DeviceMicrobatch
 from bert_jax.plan.encoder_decoder_activations import (
     encoder_decoder_activation_bytes,
     encoder_decoder_gathered_bytes,

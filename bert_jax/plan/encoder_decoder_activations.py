@@ -29,10 +29,10 @@ from bert_jax.models.layers.config import NoRemat, Scanned
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.plan.activations import (
     SCANNED_SAVED_BYTES,
-    DeviceMicrobatch,
     SavedBytes,
     itemsize,
 )
+from bert_jax.plan.device_microbatch import DeviceMicrobatch
 
 _FLOAT32 = 4
 

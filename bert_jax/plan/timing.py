@@ -105,9 +105,8 @@ def model_flops(
         inputs.phase,
         sizes["L"],
         num_choices=sizes.get("A", 1),
-        features=experiment.train.tuning.features,
+        tuning=experiment.train.tuning,
         lowest_trainable_layer=lowest_trainable_layer,
-        method=experiment.train.tuning.method,
     )
 
 

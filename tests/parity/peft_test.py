@@ -251,11 +251,11 @@ def assert_same_outputs(name: str, peft_model: Any, model: LoadedModel) -> None:
     batch, is_per_token = batch_of(name), ALL_CASES[name][1] in ("token", "span")
     expected, found = torch_outputs(name, peft_model, batch), our_outputs(model, batch)
     for output, values in expected.items():
-        ours = found[output]
+        computed = found[output]
         if is_per_token:
             real = batch["attention_mask"] > 0
-            ours, values = ours[real], values[:, -real.shape[1] :][real]
-        np.testing.assert_allclose(ours, values, atol=TOLERANCE)
+            computed, values = computed[real], values[:, -real.shape[1] :][real]
+        np.testing.assert_allclose(computed, values, atol=TOLERANCE)
         assert np.abs(values).max() > 0.01
 
 
@@ -326,8 +326,8 @@ def test_prefix_encoders_compute_the_prefixes_of_peft(base_of_case, tmp_path):
         expected = prefix_encoder(torch.arange(3)).reshape(3, SIZES["num_hidden_layers"], 2, -1)
     for layer, prefixes in enumerate(expected.numpy().swapaxes(0, 1)):
         for index, leaf in enumerate(("prefix_key", "prefix_value")):
-            ours = found[f"encoder/layers/{layer}/attention"][leaf]
-            np.testing.assert_allclose(ours, prefixes[:, index], rtol=0, atol=1e-6)
+            computed = found[f"encoder/layers/{layer}/attention"][leaf]
+            np.testing.assert_allclose(computed, prefixes[:, index], rtol=0, atol=1e-6)
     assert np.ptp(expected.numpy()) > 1
     model.save_pretrained(tmp_path)  # the keys and values, not the MLP
     assert_same_outputs(name, model, load_model(tmp_path, base=base.path))

@@ -12,12 +12,15 @@ import jax
 import pytest
 
 from bert_jax import batch as batch_fields
-from bert_jax.data.config import PretrainingData
+from bert_jax.data.config import FineTuningData, PretrainingData
+from bert_jax.data.finetuning.config import Glue
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.models.adapters.config import PrefixTuning, PromptTuning
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.bert.config import BertConfig, BertSize
 from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.heads.config import RegressionHead
 from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
@@ -26,7 +29,7 @@ from bert_jax.models.layers.config import (
     Scanned,
     Unrolled,
 )
-from bert_jax.objectives.config import CausalLM, Pretraining, Seq2Seq
+from bert_jax.objectives.config import CausalLM, FineTuning, Pretraining, Seq2Seq
 from bert_jax.objectives.distillation.config import (
     TEACHER_PARAMS,
     MaskedTokens,
@@ -35,25 +38,27 @@ from bert_jax.objectives.distillation.config import (
 )
 from bert_jax.objectives.make import make_objective
 from bert_jax.plan.activations import (
-    DeviceMicrobatch,
     SavedBytes,
     activation_bytes,
     layer_bytes,
     num_attention_scores,
     saved_bytes_of,
 )
+from bert_jax.plan.device_microbatch import DeviceMicrobatch
 from bert_jax.plan.encoder_decoder_activations import encoder_decoder_activation_bytes
 from bert_jax.plan.estimate import make_plan
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
-from bert_jax.tuning.config import TuningConfig
+from bert_jax.tuning.config import BitFit, FullTuning, TuningConfig, TuningMethod
 
 # XLA fuses less on CPU: it saves the softmax, the weights before and after dropout, the parts of
 # the non-linearity and of the norms separately, and the gradient of the logits next to the logits.
 TPU = saved_bytes_of(find_slice("v5e-16").generation)
 CPU = SavedBytes(scores=(12, 0), replicated=(0, 5), sharded=(0, 4), ffn=(0, 3), logits=8)
+# The inputs of frozen kernels are not saved.
+CPU_FROZEN = SavedBytes(scores=(12, 0), replicated=(0, 4), sharded=(0, 3), ffn=(0, 1), logits=8)
 
 
 def experiment(
@@ -274,11 +279,12 @@ def test_distillation_counts_the_logits_of_the_teacher():
 def temporary_bytes(config: Experiment) -> int:
     """Compiles the whole train step on CPU and returns its temporary memory; donates the state."""
     (phase,), train = config.train.phases, config.train
-    program, optimizer = make_objective(config.objective), make_optimizer(train)
+    program = make_objective(config.objective, adapter=train.tuning.adapter)
+    optimizer = make_optimizer(train)
     initialize = functools.partial(init_state, program, optimizer)
     state = jax.eval_shape(initialize, jax.random.key(0))
     schedule = learning_rate_schedule(train.schedule, train.steps)
-    step = make_train_step(program, optimizer, schedule, seed=0)
+    step = make_train_step(program, optimizer, schedule, seed=0, tuning=train.tuning)
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtype)
         for name, (shape, dtype) in batch_fields.batch_spec(
@@ -340,6 +346,56 @@ def test_frozen_lower_layers_save_no_activations():
     assert (
         activation_bytes(config, microbatch, TPU, lowest_trainable_layer=13) < 2 * bytes_per_layer
     )  # only the head is trained
+
+
+def fine_tuning(
+    method: TuningMethod, size: BertSize, batch_size: int, length: int, **compute: Any
+) -> Experiment:
+    config = experiment(size, batch_size, length, 0, **compute)
+    model = dataclasses.replace(objective_of(config).model, num_hidden_layers=2, vocab_size=1000)
+    return dataclasses.replace(
+        config,
+        objective=FineTuning(
+            model=model, head=RegressionHead(), compute=objective_of(config).compute
+        ),
+        data=FineTuningData(task=Glue(task="stsb", folder="not there"), tokenizer="not there"),
+        train=dataclasses.replace(config.train, tuning=TuningConfig(method=method)),
+        init_from="not there",
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(BitFit(), marks=pytest.mark.slow),
+        PromptTuning(length=128),
+        PrefixTuning(length=128),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_virtual_tokens_within_20_percent_of_xla_on_cpu(method):
+    """Compares the temporary memory of the train step; BitFit has no virtual tokens."""
+    config = fine_tuning(method, "tiny", 8, 256)
+    assert estimated(config, CPU_FROZEN) == pytest.approx(temporary_bytes(config), rel=0.2)
+
+
+def test_virtual_tokens_by_hand():
+    """A prompt makes sequences longer; a prefix makes keys, values and scores, per layer."""
+    compute = {"dtype": "bfloat16", "attention": PallasAttention()}
+    full, prompt, shorter, prefix = (
+        estimated(fine_tuning(method, "base", 16, length, **compute), TPU)
+        for method, length in (
+            (FullTuning(), 512),
+            (PromptTuning(length=128), 384),
+            (FullTuning(), 384),
+            (PrefixTuning(length=20), 384),
+        )
+    )
+    assert prompt == full
+    # The kernel has no prefix. Of the last layer, the gradient of the scores exists, too.
+    num_scores = 16 * 12 * 384 * (384 + 20)
+    keys_and_values = 2 * 2 * 16 * 20 * 768
+    assert prefix - shorter == 2 * ((4 + 2) * num_scores + keys_and_values) + 4 * num_scores
 
 
 def test_causal_lm_has_logits_at_every_position():

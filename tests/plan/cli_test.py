@@ -164,6 +164,25 @@ def test_fine_tuning_plan_uses_example_lengths(labeled_recipe, capsys):
     assert phase["per_device_batch_size"] == 4
 
 
+def test_plan_shows_memory_and_flops_of_a_method(labeled_recipe, capsys):
+    positions = "objective.model.positions.max_position_embeddings=32"
+    plans = []
+    for method in ("FullTuning", "LoRA", "PromptTuning", "PrefixTuning"):
+        fields = '"rank": 4' if method == "LoRA" else '"length": 5'
+        fields = "" if method == "FullTuning" else f", {fields}"
+        override = f'train.tuning.method={{"type": "{method}"{fields}}}'
+        arguments = ["--set", positions, override, "--slice", "v5e-4", "--json"]
+        assert main(["plan", *labeled_recipe, *arguments]) == 0
+        plans.append(json.loads(capsys.readouterr().out)["slices"][0]["phases"][0])
+    full, lora, prompt, prefix = (phase["memory_bytes"] for phase in plans)
+    assert lora["optimizer"] < 0.2 * full["optimizer"]
+    assert lora["activations"] == full["activations"] < prefix["activations"]
+    # The longest sequences have 20 tokens; scores grow with the square of the length.
+    assert 25 / 20 < prompt["activations"] / full["activations"] < (25 / 20) ** 2
+    full, lora, prompt, prefix = (phase["step"]["model_flops"] for phase in plans)
+    assert lora < 0.75 * full and lora < prefix < prompt
+
+
 def test_multi_task_plan(labeled_recipe, capsys):
     assert main(["plan", *labeled_recipe, "multi_task=true", "--slice", "v5e-16", "v6e-4"]) == 0
     assert not re.search(

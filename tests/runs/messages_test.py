@@ -32,6 +32,13 @@ def test_model_and_phase_are_described(caplog):
     assert "with padding, at least 0.5 epochs" in packed_phase
 
 
+def test_number_of_trained_parameters_is_logged(caplog):
+    caplog.set_level(logging.INFO)
+    shapes = {"a": jax.ShapeDtypeStruct((1000, 128), "float32"), "b": {"c": jax.numpy.zeros(1280)}}
+    messages.log_model(BertConfig(vocab_size=100), shapes, {"b": shapes["b"]})
+    assert ", 129,280 parameters, of which 1,280 (0.99%) are trained; devices: " in caplog.text
+
+
 def test_many_epochs_are_not_in_scientific_notation(caplog):
     caplog.set_level(logging.INFO)
     sizes = {"seq_length": 64, "num_steps": 1230, "batch_size": 10, "examples_per_epoch": 100}

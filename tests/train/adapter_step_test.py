@@ -38,7 +38,12 @@ from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.testing.models import small_config
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.step import TrainSetup, init_state
-from bert_jax.tuning.config import BitFit, TuningConfig
+from bert_jax.tuning.config import (
+    BitFit,
+    LayerNormTuning,
+    QueryAndIntermediateBiases,
+    TuningConfig,
+)
 
 HEAD = SequenceClassificationHead(labels=("no", "yes"))
 LORA = LoRA(rank=4, targets=("query", "feed_forward/*", "word_embeddings"))
@@ -145,13 +150,40 @@ def test_every_adapter_parameter_is_sharded_like_its_base():
     assert tuple(query["lora_b"].sharding.spec) == (None, "tensor")
 
 
-def test_gradients_and_moments_exist_for_trained_parameters_only():
-    """BERT-base with LoRA of rank 8: 3 x 1.2 MB besides pooler, head and the base."""
-    planned = state_bytes(experiment(LoRA(), model=BertConfig.from_size("base")), 1)
-    num_trained = 294_912 + 768 * 768 + 768 + 2 * 768 + 2
+# Of BERT-base: the parameters that a method adds, and those of the base's encoder that it trains.
+NORMS = 25 * 2 * 768
+NUM_TRAINED = [
+    (LoRA(), 12 * 2 * 2 * 768 * 8, 0),
+    (DoRA(), 12 * 2 * (2 * 768 * 8 + 768), 0),
+    (IA3(), 12 * (2 * 768 + 3072), 0),
+    (HoulsbyAdapter(), 12 * 2 * (2 * 768 * 64 + 64 + 768), NORMS),
+    (PfeifferAdapter(), 12 * (2 * 768 * 48 + 48 + 768), 0),
+    (PrefixTuning(), 12 * 2 * 20 * 768, 0),
+    (
+        PrefixTuning(reparametrization=PrefixEncoder()),
+        20 * 768 + 769 * 512 + 513 * 12 * 2 * 768,
+        0,
+    ),
+    (PromptTuning(), 20 * 768, 0),
+    (BitFit(), 0, 12 * (4 * 768 + 3072 + 3 * 768) + 768),
+    (BitFit(biases=QueryAndIntermediateBiases()), 0, 12 * (768 + 3072)),
+    (LayerNormTuning(), 0, NORMS),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "num_added", "num_of_base"),
+    NUM_TRAINED,
+    ids=[type(method).__name__ for method, *_ in NUM_TRAINED],
+)
+def test_gradients_and_moments_exist_for_trained_parameters_only(method, num_added, num_of_base):
+    """Counts, besides those of a method, the parameters of the pooler and of two labels."""
+    planned = state_bytes(experiment(method, model=BertConfig.from_size("base")), 1)
+    head = 2 * 768 + 2
+    num_trained = num_added + num_of_base + 768 * 768 + 768 + head
     assert planned.gradients == 4 * num_trained
     assert planned.optimizer == pytest.approx(2 * 4 * num_trained, abs=64)
-    assert planned.parameters == 4 * (109_482_240 + 294_912 + 2 * 768 + 2)
+    assert planned.parameters == 4 * (109_482_240 + num_added + head)
 
 
 @pytest.mark.slow

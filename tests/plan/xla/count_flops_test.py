@@ -9,7 +9,7 @@ import re
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.adapters.config import LoRA
+from bert_jax.models.adapters.config import LoRA, PrefixTuning, PromptTuning
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.bert.config import BertConfig
@@ -150,11 +150,16 @@ def test_frozen_layers_have_no_backward_flops(num_frozen_layers):
 # test_frozen_layers_have_no_backward_flops counts a program with frozen kernels, too.
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(BitFit(), marks=pytest.mark.slow), LoRA()],
+    [
+        pytest.param(BitFit(), marks=pytest.mark.slow),
+        LoRA(),
+        PromptTuning(),
+        PrefixTuning(length=64),
+    ],
     ids=lambda method: type(method).__name__,
 )
 def test_frozen_kernels_have_no_flops_of_gradients(method):
-    """Counts the products of a program that trains biases, or the small matrices of LoRA."""
+    """Counts the products of a program that trains biases, small matrices or virtual tokens."""
     phase = Phase(steps=1, seq_length=64, batch_size=8)
     config = FineTuning(
         model=BertConfig.from_size("base"), head=SequenceClassificationHead(labels=("a", "b"))
@@ -168,7 +173,8 @@ def test_frozen_kernels_have_no_flops_of_gradients(method):
         step_fractions=(1.0,),
     )
     lowest = lowest_trainable_depth(paths.flatten(objective.abstract()), tuning)
-    formula = count_flops.step_flops(config, phase, lowest_trainable_layer=lowest, method=method)
+    formula = count_flops.step_flops(config, phase, lowest_trainable_layer=lowest, tuning=tuning)
     counted = count_flops.counted_flops(config, inputs, tuning)
     assert counted == pytest.approx(formula, rel=0.02)
-    assert counted < 0.7 * count_flops.step_flops(config, phase)
+    longer = dataclasses.replace(phase, seq_length=64 + tuning.num_virtual_tokens)
+    assert counted < 0.7 * count_flops.step_flops(config, longer)
