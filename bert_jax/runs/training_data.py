@@ -4,7 +4,11 @@
 or a corpus is prepared again. Its key "data_fingerprint" identifies what was in them.
 """
 
+import hashlib
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from bert_jax.atomic_io import write_json
 from bert_jax.errors import UserError
@@ -33,3 +37,19 @@ def write_or_check_fingerprint(folder: Path, fingerprint: str, *, has_checkpoint
         )
     if saved.get(_KEY) != fingerprint:
         write_json(folder / CONFIG, {**saved, _KEY: fingerprint})
+
+
+def examples_fingerprint(examples: Iterable[Any]) -> str:
+    """Hashes examples, which are dataclasses, in their order; returns 16 hex digits of the sha256.
+
+    Fields that have their default value are left out, so that a field that is added later does not
+    change the fingerprint of earlier data.
+    """
+    digest = hashlib.sha256()
+    for example in examples:
+        values = (
+            (each.name, getattr(example, each.name), each.default) for each in fields(example)
+        )
+        set_values = [(name, value) for name, value, default in values if value != default]
+        digest.update(repr(set_values).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]

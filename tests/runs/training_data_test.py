@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data.finetuning.example import TextExample, examples_fingerprint
+from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups
 from bert_jax.errors import UserError
-from bert_jax.runs.training_data import write_or_check_fingerprint
+from bert_jax.runs.training_data import examples_fingerprint, write_or_check_fingerprint
 
 
 def saved(folder: Path) -> dict[str, str]:

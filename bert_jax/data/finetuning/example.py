@@ -1,9 +1,7 @@
 """Defines labeled examples of each form, and `Task`: the examples of a task in splits."""
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bert_jax.errors import UserError
 
@@ -125,19 +123,3 @@ def class_labels(example: Example) -> Sequence[str | None]:
             return tags or ()
         case _:
             return ()
-
-
-def examples_fingerprint(examples: Iterable[Any]) -> str:
-    """Hashes examples, which are dataclasses, in their order; returns 16 hex digits of the sha256.
-
-    Fields that have their default value are left out, so that a field that is added later does not
-    change the fingerprint of earlier data.
-    """
-    digest = hashlib.sha256()
-    for example in examples:
-        values = (
-            (each.name, getattr(example, each.name), each.default) for each in fields(example)
-        )
-        set_values = [(name, value) for name, value, default in values if value != default]
-        digest.update(repr(set_values).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]

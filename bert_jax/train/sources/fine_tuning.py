@@ -15,7 +15,7 @@ from bert_jax.data.config import FineTuningData
 from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
 from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.data.finetuning.example import examples_fingerprint, is_labeled
+from bert_jax.data.finetuning.example import is_labeled
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
@@ -29,6 +29,7 @@ from bert_jax.predict.training_settings import save_demonstrations
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
+from bert_jax.runs.training_data import examples_fingerprint
 from bert_jax.tasks import make_features, text_examples, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.tasks.contamination import format_groups, metrics_by_group

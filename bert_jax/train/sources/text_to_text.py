@@ -13,7 +13,6 @@ import jax
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.batch import PACKED_DECODER_FIELDS
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.data.finetuning.example import examples_fingerprint
 from bert_jax.data.pretraining.denoising.examples import SourceAndTarget
 from bert_jax.data.text_to_text.casting import TextToTextExample, label_index, parse_score
 from bert_jax.data.text_to_text.config import TextToTextData
@@ -41,6 +40,7 @@ from bert_jax.predict.generation.generator import Generator as TextGenerator
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
 from bert_jax.runs import run_folder
+from bert_jax.runs.training_data import examples_fingerprint
 from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval, Phase
