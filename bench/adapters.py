@@ -10,7 +10,7 @@ seconds, the ratio to full fine-tuning, the memory that the compiled step needs 
 temporary buffers), the trained parameters and the bytes that have to be kept for each task.
 `scores` fine-tunes with each method, task and seed, each in a folder of its own; it can be stopped
 and started again. It adds the dev metrics of finished runs to the JSON file --results, which other
-calls may have begun, and prints the table of all runs in it.
+calls with the same model may have begun, and prints the table of all runs in it.
 `set` holds 30 LoRA adapters over one base: memory, milliseconds to replace one, and tokens per
 second of batches in which every example has an adapter of its own, in turns with a merged model.
 """
@@ -191,7 +191,7 @@ def run_scores(args: argparse.Namespace) -> None:
         for method in args.methods
     }
     with JobRunner(args.output) as runner:
-        results = ScoreResults(args.results or args.output / "results.json", args)
+        results = ScoreResults(args.results or args.output / "results.json", args, tasks)
         failed = runner.run(list(jobs.values()))
     for name, reason in failed.items():
         print(f"{name}: {reason}", file=sys.stderr)
@@ -227,31 +227,31 @@ class ScoreResults:
     {task: {"settings": {...}, "metric": name, "runs": {method: {seed: {metric: value}}}}}
     """
 
-    def __init__(self, file: Path, args: argparse.Namespace):
+    def __init__(self, file: Path, args: argparse.Namespace, tasks: Sequence[str]):
+        """Reads the file; raises SystemExit if it has runs of a task with other settings."""
+        names = ("epochs", "batch_size", "max_length", "full_learning_rate")
         self._file = file
-        self._settings = {
-            "epochs": args.epochs,
-            "batch_size": args.batch_size,
-            "max_length": args.max_length,
-            "full_learning_rate": args.full_learning_rate,
-        }
+        self._settings = {name: getattr(args, name) for name in names}
+        file.parent.mkdir(parents=True, exist_ok=True)
         self._tasks: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        for task in tasks:
+            settings = self._tasks.get(task, {}).get("settings", self._settings)
+            if settings != self._settings:
+                raise SystemExit(
+                    f"{file}: the runs of {task} have the settings {settings}, but the command has "
+                    f"{self._settings}; use the same settings, or name another file with --results"
+                )
 
     def add(self, task: str, method: str, seed: int, folder: Path) -> None:
-        """Adds the metrics of a finished run; raises SystemExit if the task has other settings."""
+        """Adds the metrics of a finished run."""
         from bert_jax.runs import run_folder
 
         config = run_folder.read_run_json(folder / run_folder.CONFIG)["config"]
         metric = config["train"]["checkpoints"]["best_metric"]
         new = {"settings": self._settings, "metric": metric, "runs": {}}
-        results = self._tasks.setdefault(task, new)
-        if results["settings"] != self._settings:
-            raise SystemExit(
-                f"{self._file}: the runs of {task} have the settings {results['settings']}, those "
-                f"in {folder} {self._settings}; name another file with --results"
-            )
+        runs = self._tasks.setdefault(task, new)["runs"]
         metrics = run_folder.read_run_json(folder / run_folder.EVALUATION)["dev"]
-        results["runs"].setdefault(method, {})[str(seed)] = metrics
+        runs.setdefault(method, {})[str(seed)] = metrics
 
     def write(self) -> None:
         """Writes the file."""

@@ -38,9 +38,9 @@ by 19 %. Scanned layers on generations other than v5e have not been compared.
 Fine-tuning that trains a part of the encoder needs less than the formula gives, because the inputs
 of frozen kernels are not saved. In a step of 4 layers of BERT-base on v5e (16 sequences of length
 256), the activations with LoRA are 14 % smaller than with full tuning, those with BitFit 17 %. The
-arrays of LoRA, DoRA, IA3 and bottleneck adapters are not counted either. On CPU all of this makes
-the formula too large by 9 % (Houlsby) to 39 % (prefix), and 59 % for Pfeiffer adapters, below the
-lowest of which nothing is saved.
+arrays of LoRA, DoRA, IA3 and bottleneck adapters are not counted either. On CPU, these
+effects together make the formula too large by 9 % (Houlsby) to 39 % (prefix), and by 59 % for
+Pfeiffer adapters, because nothing below the first of them is saved.
 """
 
 import dataclasses

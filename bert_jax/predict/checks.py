@@ -33,8 +33,8 @@ def check_sizes(max_length: int, max_positions: int, batch_size: int, window_ove
     """Raises a ConfigError if a size is out of range."""
     if not 4 <= max_length <= max_positions:
         raise ConfigError(
-            f"max_length is {max_length}; expected 4 to {max_positions}, the number of positions "
-            "of the model"
+            f"max_length is {max_length}; expected 4 to {max_positions}, the number of tokens "
+            "for which the model has positions"
         )
     check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
     check_range("window_overlap", window_overlap, at_least=0)

@@ -24,10 +24,11 @@ from bert_jax.predict.checks import (
 )
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import load_model
+from bert_jax.runs.run_folder import SETFIT_HEAD
 from bert_jax.tasks import compute_metrics, kind_named, text_examples
 from bert_jax.tasks.base import ModelInput
 
-HEAD_WEIGHTS, HEAD_CONFIG = "setfit_head.safetensors", "setfit_head.json"
+HEAD_WEIGHTS, HEAD_CONFIG = "setfit_head.safetensors", SETFIT_HEAD
 _GROUP_SIZE = 256
 
 
@@ -91,9 +92,10 @@ def load_head(folder: Path) -> SetFitHead:
         )
     if not np.isfinite(weight).all() or not np.isfinite(bias).all():
         raise UserError(f"{folder / HEAD_WEIGHTS} has values that are not finite; train it again")
-    if reads_pairs not in (True, False, None):
+    if not isinstance(reads_pairs, bool | None):
         raise UserError(
-            f"{folder / HEAD_CONFIG}: reads_pairs is {reads_pairs!r}; expected true, false or null"
+            f"{folder / HEAD_CONFIG}: reads_pairs is {reads_pairs!r}; expected true, false or "
+            "null; copy the file again, or train the model again"
         )
     labels = tuple(map(str, labels))
     return SetFitHead(labels=labels, weight=weight, bias=bias, reads_pairs=reads_pairs)

@@ -26,7 +26,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.pretrained.load import LoadedModel, require_single_task
-from bert_jax.runs.run_folder import DEMONSTRATIONS, read_run_json
+from bert_jax.runs.run_folder import DEMONSTRATIONS, SETFIT_HEAD, read_run_json
 from bert_jax.tasks import kind_of_head
 from bert_jax.tuning.config import TuningConfig
 
@@ -90,7 +90,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
         else (),
         bucket_lengths=fine_tuning_data.bucket_lengths,
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
-        reads_pairs=reads_pairs(task),
+        reads_pairs=_reads_pairs(task),
     )
 
 
@@ -112,8 +112,7 @@ def _read_demonstrations(folder: Path) -> tuple[TextExample, ...]:
     return tuple(TextExample(id=str(index), **each) for index, each in enumerate(examples))
 
 
-def reads_pairs(task: TaskConfig) -> bool | None:
-    """Returns whether the examples of a classification task are pairs; None for other tasks."""
+def _reads_pairs(task: TaskConfig) -> bool | None:
     match task:
         case Columns():
             return task.text_pair is not None
@@ -122,7 +121,7 @@ def reads_pairs(task: TaskConfig) -> bool | None:
         case Snli():
             return True
         case FewShot() | TrainingFile():
-            return reads_pairs(task.task)
+            return _reads_pairs(task.task)
         case _:
             return None
 
@@ -133,6 +132,11 @@ def require_head(model: LoadedModel) -> TaskHead:
     if model.head is not None:
         return model.head
     if _is_setfit_run(model):
+        if (Path(model.path) / SETFIT_HEAD).is_file():
+            raise UserError(
+                f"{model.path} is a run of `bert-jax setfit`, whose head is a logistic regression; "
+                f"use SetFitClassifier({model.path!r}) of bert_jax.predict.setfit"
+            )
         raise UserError(
             f"{model.path}: the run of `bert-jax setfit` was stopped before it fitted the logistic "
             "regression; run the same command again to complete it"

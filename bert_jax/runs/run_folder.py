@@ -42,7 +42,7 @@ from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
-DEMONSTRATIONS = "demonstrations.json"
+DEMONSTRATIONS, SETFIT_HEAD = "demonstrations.json", "setfit_head.json"
 ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
 PREDICTIONS, REPORT = "predictions", "report.html"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.

@@ -17,33 +17,40 @@ from bert_jax.runs.run_folder import CONFIG, read_run_json
 _KEY = "data_fingerprint"
 
 
-def write_or_check_fingerprint(folder: Path, fingerprint: str, *, has_checkpoints: bool) -> None:
-    """Writes the fingerprint of the training data into `config.json`, or compares it.
+def check_fingerprint(folder: Path, fingerprint: str | None) -> None:
+    """Checks that a run with checkpoints was trained on the data with this fingerprint.
 
     Args:
-      folder: a run folder with a `config.json`.
-      has_checkpoints: whether the run has trained on the data; until then, they may change.
+      folder: a run folder; runs of earlier versions have no fingerprint and are not checked.
+      fingerprint: None checks nothing.
 
     Raises:
-      UserError: the run has trained on other data.
+      UserError: the run was trained on other data.
     """
-    saved = read_run_json(folder / CONFIG)
-    previous = saved.get(_KEY, fingerprint)  # runs of earlier versions have none
-    if has_checkpoints and previous != fingerprint:
+    if fingerprint is None or not (folder / CONFIG).is_file():
+        return
+    previous = read_run_json(folder / CONFIG).get(_KEY, fingerprint)
+    if previous != fingerprint:
         raise UserError(
-            f"the training data of {folder} have changed since it started (fingerprint {previous} "
-            f"there, {fingerprint} now); restore the data to resume that run, or choose another "
-            "run folder"
+            f"the training data are not those that the run in {folder} was started with: found the "
+            f"fingerprint {fingerprint}, expected {previous}; restore the data to resume that run, "
+            "or start a new run in another folder"
         )
-    if saved.get(_KEY) != fingerprint:
+
+
+def write_fingerprint(folder: Path, fingerprint: str | None) -> None:
+    """Writes the fingerprint of the training data into `config.json`; None writes nothing."""
+    saved = read_run_json(folder / CONFIG)
+    if fingerprint is not None and saved.get(_KEY) != fingerprint:
         write_json(folder / CONFIG, {**saved, _KEY: fingerprint})
 
 
 def examples_fingerprint(examples: Iterable[Any]) -> str:
     """Hashes examples, which are dataclasses, in their order; returns 16 hex digits of the sha256.
 
-    Fields that have their default value are left out, so that a field that is added later does not
-    change the fingerprint of earlier data.
+    Fields of an example that have their default value are left out, so that a field that is added
+    later does not change the fingerprint of earlier data. This does not hold for dataclasses in
+    fields, such as answers.
     """
     digest = hashlib.sha256()
     for example in examples:

@@ -210,8 +210,9 @@ class JobRunner:
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment of a job, which uses the compilation cache of the folder."""
-        cache = (self._folder / compilation_cache.FOLDER).resolve()
-        return {compilation_cache.ENVIRONMENT_VARIABLE: str(cache), **os.environ}
+        variable = compilation_cache.ENVIRONMENT_VARIABLE
+        cache = os.environ.get(variable) or str((self._folder / compilation_cache.FOLDER).resolve())
+        return {**os.environ, variable: cache}
 
     def _wait_for_orphan(self, run: Path) -> None:
         """Waits for a run that an earlier, killed command has left behind in the folder."""

@@ -3,7 +3,8 @@
     <run folder>/compiled/    one file for each program that took more than 0.5 s to compile
 
 The environment variable BERT_JAX_COMPILATION_CACHE names another folder, for example one shared by
-many runs, or is "off". If JAX's own JAX_COMPILATION_CACHE_DIR is set, nothing is changed.
+many runs, or is "off". The runs of a study share <output>/compiled. If JAX's own
+JAX_COMPILATION_CACHE_DIR is set, nothing is changed.
 
 Process 0 writes the cache and all processes read it. Hosts without a shared file system read the
 copy that the launch scripts make of the run folder. JAX's cache key includes the program, devices,

@@ -223,7 +223,7 @@ def _train_config(
 
 
 def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:
-    """Returns 3, or more for few sequences (MIN_UPDATES) or a part (PART_EPOCHS_FACTOR)."""
+    """Returns 3, or more for few sequences (MIN_UPDATES) or a part of the encoder."""
     factor = PART_EPOCHS_FACTOR if tuning.trains_part_of_encoder else 1
     steps_per_epoch, usual = -(-num_sequences // batch_size), factor * DEFAULT_EPOCHS
     epochs = factor * math.ceil(max(DEFAULT_EPOCHS, MIN_UPDATES / steps_per_epoch))

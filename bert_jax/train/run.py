@@ -22,7 +22,7 @@ from bert_jax.params import paths
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.messages import log_model, log_phase, log_results
-from bert_jax.runs.training_data import write_or_check_fingerprint
+from bert_jax.runs.training_data import check_fingerprint, write_fingerprint
 from bert_jax.train import compilation_cache
 from bert_jax.train.config import Phase
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
@@ -220,6 +220,9 @@ def _prepare_run_folder(
     replacement = run_folder.replaced_failed_start(
         folder, experiment, mutable_fields=MAY_CHANGE_ON_RESUME, tokenizer_folder=TOKENIZER_FOLDER
     )
+    fingerprint = source.data_fingerprint()
+    if has_checkpoints:  # before the source writes files of other data
+        check_fingerprint(folder, fingerprint)
     with contextlib.nullcontext(False) if has_checkpoints else replacement as is_replaced:
         source.prepare_run_folder(folder)
         run_folder.write_or_check_config(
@@ -229,8 +232,7 @@ def _prepare_run_folder(
             hardware=hardware_info(),
             external_dir=requested_checkpoint_dir,
         )
-        if (fingerprint := source.data_fingerprint()) is not None:
-            write_or_check_fingerprint(folder, fingerprint, has_checkpoints=has_checkpoints)
+        write_fingerprint(folder, fingerprint)
     if is_replaced:
         logger.info("%s held a run that saved no checkpoint; it was replaced", folder)
     return run_folder.external_checkpoint_dir(folder)

@@ -24,7 +24,6 @@ from bert_jax.experiment import Experiment
 from bert_jax.objectives.sentence_embeddings.config import CosineSimilarityLoss
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
-from bert_jax.predict.training_settings import reads_pairs
 from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.sentence_model import load_sentence_model
 from bert_jax.runs import run_folder
@@ -97,7 +96,7 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
         labels=task.labels,
         weight=weight,
         bias=bias,
-        reads_pairs=reads_pairs(config.pairs.task),
+        reads_pairs=any(example.text_pair is not None for example in train),
     )
     head.save(folder)
     classifier = SetFitClassifier(folder, head)

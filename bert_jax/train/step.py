@@ -48,8 +48,8 @@ def init_state(
 def checkpointed_state(tuning: TuningConfig, state: State) -> State:
     """Returns what a checkpoint holds of a train state, which may be abstract.
 
-    That is everything for full tuning. For other methods it is all but the frozen parameters of
-    the encoder and of a teacher, which are those of the base, which the checkpoint names.
+    That is everything for full tuning. For other methods, the frozen parameters of the encoder are
+    left out, which are those of the base that the checkpoint names, and those of a teacher.
     """
     if not tuning.trains_part_of_encoder:
         return state
@@ -270,8 +270,8 @@ class TrainSetup:
 
     def put_seed(self) -> jax.Array:
         """Returns the lowest 32 bits of the run's seed as a replicated uint32 scalar."""
-        seed = {"seed": np.asarray(self.experiment.seed & 0xFFFFFFFF, np.uint32)}
-        return sharding.put_batch(seed, sharding.replicated(self.mesh))["seed"]
+        seed = np.asarray(self.experiment.seed & 0xFFFFFFFF, np.uint32)
+        return jax.make_array_from_process_local_data(sharding.replicated(self.mesh), seed)
 
     def _make_step(
         self, phase: Phase

@@ -166,7 +166,7 @@ class TuningConfig:
 
     @property
     def trains_part_of_encoder(self) -> bool:
-        """Returns whether a checkpoint holds only the trained parameters, and names the base."""
+        """Returns whether a checkpoint leaves out frozen parameters, which are those of a base."""
         return not isinstance(self.method, FullTuning)
 
     def _check_method(self) -> None:

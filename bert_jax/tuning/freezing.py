@@ -62,11 +62,13 @@ def check_trains_encoder(tuning: TuningConfig, params: Params) -> None:
     patterns = trained_encoder_patterns(tuning.method)
     if not patterns or tuning.adapter is not None or isinstance(tuning.method, FullTuning):
         return
-    if all(is_frozen(tuning, path) for path in paths.flatten(params) if path.startswith("encoder")):
+    encoder = (path for path in paths.flatten(params) if path.startswith("encoder/"))
+    if all(is_frozen(tuning, path) for path in encoder):
         raise ConfigError(
-            f"train.tuning.method is {tuning.method}, but the encoder has no parameter to train "
-            f"that matches {' or '.join(patterns)}, as ModernBERT has no biases; expected another "
-            "method, such as LoRA"
+            f"train.tuning.method is {tuning.method}, but the encoder has no parameter to train: "
+            f"none matches {' or '.join(patterns)}, as in ModernBERT, which has no biases, or "
+            f"train.tuning.frozen ({', '.join(tuning.frozen) or 'empty'}) matches all of them; "
+            "expected another method, such as LoRA, or less in train.tuning.frozen"
         )
 
 

@@ -11,27 +11,26 @@ import pytest
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups
 from bert_jax.errors import UserError
-from bert_jax.runs.training_data import examples_fingerprint, write_or_check_fingerprint
+from bert_jax.runs.training_data import (
+    check_fingerprint,
+    examples_fingerprint,
+    write_fingerprint,
+)
 
 
-def saved(folder: Path) -> dict[str, str]:
-    return json.loads((folder / "config.json").read_text())
-
-
-def test_data_may_change_only_before_the_first_checkpoint(tmp_path: Path):
+def test_other_data_are_refused_and_the_file_stays(tmp_path: Path):
+    check_fingerprint(tmp_path, "before config.json exists")
     (tmp_path / "config.json").write_text('{"config": {}}')
-    write_or_check_fingerprint(tmp_path, "first", has_checkpoints=False)
-    write_or_check_fingerprint(tmp_path, "second", has_checkpoints=False)
-    write_or_check_fingerprint(tmp_path, "second", has_checkpoints=True)
-    with pytest.raises(UserError, match="second there, third now"):
-        write_or_check_fingerprint(tmp_path, "third", has_checkpoints=True)
-    assert saved(tmp_path) == {"config": {}, "data_fingerprint": "second"}
-
-
-def test_run_of_an_earlier_version_takes_the_present_data(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"config": {}}')
-    write_or_check_fingerprint(tmp_path, "now", has_checkpoints=True)
-    assert saved(tmp_path)["data_fingerprint"] == "now"
+    check_fingerprint(tmp_path, "a run of an earlier version")
+    for fingerprint in ("first", "second"):
+        write_fingerprint(tmp_path, fingerprint)
+    check_fingerprint(tmp_path, "second")
+    check_fingerprint(tmp_path, None)
+    with pytest.raises(UserError, match="found the fingerprint third, expected second; restore"):
+        check_fingerprint(tmp_path, "third")
+    write_fingerprint(tmp_path, None)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved == {"config": {}, "data_fingerprint": "second"}
 
 
 def test_fingerprint_depends_on_every_field_and_on_the_order():
@@ -41,13 +40,15 @@ def test_fingerprint_depends_on_every_field_and_on_the_order():
         [first, second],
         [second, first],
         [first],
+        [dataclasses.replace(first, id="2"), second],
         [dataclasses.replace(first, label="no"), second],
         [dataclasses.replace(first, text="A"), second],
         [first, dataclasses.replace(second, text_pair=None)],
         [first, dataclasses.replace(second, label_logits=(0.5, 1.5))],
     ]
     assert len({examples_fingerprint(each) for each in variants}) == len(variants)
-    assert examples_fingerprint(variants[0]) == examples_fingerprint([first, second])
+    same = [dataclasses.replace(first), dataclasses.replace(second)]
+    assert examples_fingerprint(variants[0]) == examples_fingerprint(same)
 
 
 def test_optional_field_that_is_added_later_keeps_the_fingerprint():

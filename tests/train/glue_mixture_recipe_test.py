@@ -57,7 +57,7 @@ def recipe(model, tmp_path):
     ],
 )
 def test_arguments_select_tasks_and_mixing(recipe, arguments, mixing):
-    experiment = recipe("tasks=wnli,rte", "batch_size=32", *arguments.split())
+    experiment = recipe("tasks=wnli,rte", "batch_size=32", "epochs=3", *arguments.split())
     assert [each.name for each in experiment.data.tasks] == ["wnli", "rte"]
     assert all(isinstance(each.task, Glue) for each in experiment.data.tasks)
     assert experiment.data.mixing == mixing

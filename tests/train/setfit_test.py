@@ -17,7 +17,9 @@ from bert_jax.data.sentence_embeddings.config import ContrastivePairs
 from bert_jax.errors import UserError
 from bert_jax.evals.text_baselines import fit_logistic_regression
 from bert_jax.export.export import export
+from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.setfit import HEAD_WEIGHTS, SetFitClassifier, SetFitHead, load_head
+from bert_jax.pretrained.load import load_model
 from bert_jax.testing.models import small_model
 from bert_jax.train.setfit import SetFitConfig, train_setfit
 from tests.helpers.one_device import one_device_mesh
@@ -101,13 +103,13 @@ def test_commands_train_predict_evaluate_and_export(
 
 
 def test_relabeled_training_data_do_not_resume_a_run(config: SetFitConfig, folder: Path):
-    """Exchanged labels give as many pairs, and an encoder tuned on the wrong ones."""
+    """Exchanged labels give the same number of pairs, so that only the fingerprint differs."""
     train = Path(config.model).parent / "train.csv"
     before, original = (folder / HEAD_WEIGHTS).read_bytes(), train.read_text()
     rows = original.replace("sings,yes", "sings,x", 1).replace("sea,no", "sea,yes", 1)
     try:
         train.write_text(rows.replace("sings,x", "sings,no"))
-        with one_device_mesh(), pytest.raises(UserError, match="have changed since it started"):
+        with one_device_mesh(), pytest.raises(UserError, match="are not those that the run"):
             train_setfit(config, folder)
     finally:
         train.write_text(original)
@@ -132,6 +134,18 @@ def test_prediction_before_the_head_is_fitted_says_how_to_complete_the_run(
         file.unlink()
     assert main(["predict", str(tmp_path / "stopped"), "a man sings"]) == 1
     assert "run the same command again to complete it" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"whose head is a logistic regression; use SetFitClassif"):
+        Predictor(load_model(folder))
+
+
+def test_saved_heads_say_whether_they_read_pairs(folder: Path, tmp_path: Path):
+    assert load_head(folder).reads_pairs is False
+    dataclasses.replace(load_head(folder), reads_pairs=True).save(tmp_path)
+    assert load_head(tmp_path).reads_pairs is True
+    config = tmp_path / "setfit_head.json"
+    config.write_text(config.read_text().replace("true", "1"))
+    with pytest.raises(UserError, match="reads_pairs is 1; expected true, false or null"):
+        load_head(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ METHODS: dict[str, Callable[..., TuningMethod]] = {
     "prefix": PrefixTuning,
     "prompt": PromptTuning,
 }
-"""The values of --method, and of `method` in recipes; the functions' arguments are in `_FLAGS`."""
+"""The values of --method, and of `method` in recipes. `_FLAGS` has arguments of the functions."""
 
 _FLAGS = {
     "rank": ("lora", "dora"),

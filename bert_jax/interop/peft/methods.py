@@ -126,7 +126,7 @@ def virtual_tokens_to_peft(
 
     Raises:
       UserError: the prompt is not as wide as the hidden states, or Hugging Face's model takes no
-        prefixes; peft requires both.
+        prefixes; peft supports neither.
     """
     fields: dict[str, Any] = {
         "num_virtual_tokens": method.length,

@@ -86,7 +86,7 @@ def _from_base(method: LoRA, adapter: Leaves, base: Leaves) -> dict[str, Any]:
     del method
     if "magnitude" not in adapter:
         return dict(adapter)
-    # By JAX, as in the step: the norms of NumPy differ in the last bit.
+    # Computed by JAX, as in the step, because NumPy's norms differ in the last bit.
     return {**adapter, "magnitude": _column_norms(jnp.asarray(base["kernel"]))}
 
 
@@ -147,7 +147,8 @@ class LoRALinear(nnx.Module):
         dtype, kernel = y.dtype, self.base.kernel[...]
         a, b = (jax.lax.stop_gradient(leaf[...]) for leaf in (self.lora_a, self.lora_b))
         norm = _column_norms(jax.lax.stop_gradient(kernel) + self.method.scale * (a @ b))
-        # Of magnitude / norm, XLA makes a product with 1 / sqrt(...), which is not exactly 1.
+        # Not magnitude / norm: XLA computes it as magnitude * (1 / sqrt(...)), which may differ
+        # from 1 where both are equal.
         excess = rowwise_vector((self.magnitude[...] - norm) / norm, delta)
         if dropped is x:  # the product without the bias
             product = y if self.base.bias is None else y - self.base.bias[...].astype(dtype)
@@ -233,8 +234,8 @@ def _column_norms(kernel: Any) -> Any:
     """Returns the Euclidean norm of each column of [..., in, out], [..., out]; NumPy for NumPy."""
     if isinstance(kernel, np.ndarray):
         return np.sqrt(np.sum(np.square(kernel), axis=-2))
-    # A matrix product, because XLA fuses a sum with the operations around it and then adds in
-    # another order: magnitude and norm would not be equal before the first update.
+    # A matrix product: XLA may fuse a sum with its neighbors and add in another order, and then
+    # the stored magnitude and the norm would differ before the first update.
     ones = jnp.ones(kernel.shape[-2], kernel.dtype)
     return jnp.sqrt(jnp.matmul(ones, jnp.square(kernel), precision=jax.lax.Precision.HIGHEST))
 

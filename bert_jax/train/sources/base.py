@@ -38,9 +38,9 @@ class Source(Protocol):
         ...
 
     def data_fingerprint(self) -> str | None:
-        """Returns a hash of the training data; None: `prepare_run_folder` compares the data.
+        """Returns a hash of the training data, or None if `prepare_run_folder` compares the data.
 
-        A run is not resumed with other data. Called on process 0 only.
+        A run is not resumed with other data. Called on process 0 only, before `prepare_run_folder`.
         """
         ...
 

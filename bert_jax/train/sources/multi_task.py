@@ -72,7 +72,7 @@ class MultiTaskSource:
 
     def data_fingerprint(self) -> str:
         """Returns the hashes of the training examples of all tasks."""
-        return " ".join(source.data_fingerprint() for source in self._sources.values())
+        return " ".join(f"{name}:{each.data_fingerprint()}" for name, each in self._sources.items())
 
     def describe_data(self) -> dict[str, str]:
         """Returns the number of examples of each task and split."""

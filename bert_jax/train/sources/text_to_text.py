@@ -95,8 +95,9 @@ class TextToTextSource:
                 self._tokenizer.save(partial_folder)
 
     def data_fingerprint(self) -> str:
-        """Returns the hashes of the training examples of all tasks."""
-        return " ".join(examples_fingerprint(t.splits["train"]) for t in self._tasks.values())
+        """Returns a hash of the training examples of each task."""
+        train = ((name, task.splits["train"]) for name, task in self._tasks.items())
+        return " ".join(f"{name}:{examples_fingerprint(rows)}" for name, rows in train)
 
     def describe_data(self) -> dict[str, str]:
         """Returns the names of the tasks with the number of examples of each split."""
@@ -220,11 +221,8 @@ class GenerationEvaluator:
     @property
     def known_metrics(self) -> tuple[str, ...]:
         """Returns the names of all metrics."""
-        names = [
-            self._prefix(name) + metric
-            for name, task in self._split_tasks.items()
-            for metric in _metric_names(task)
-        ]
+        tasks = self._split_tasks.items()
+        names = [self._prefix(name) + each for name, task in tasks for each in _metric_names(task)]
         return (MEAN_METRIC, *names) if len(self._tasks) > 1 else tuple(names)
 
     @property

@@ -168,7 +168,8 @@ def test_dora_starts_without_effect_at_a_usual_width(jitted):
         "magnitude": np.ones(width, np.float32),
     }
     start = jax.jit(from_base) if jitted else from_base
-    adapted = lora.LoRALinear(base, start(adapter, {"kernel": base.kernel[...]}), method)
+    leaves = start(adapter, {"kernel": np.asarray(base.kernel[...])})
+    adapted = lora.LoRALinear(base, leaves, method)
     x = rng.normal(size=(2, 5, width)).astype(np.float32)
     found, expected = (jax.jit(lambda x, layer=layer: layer(x))(x) for layer in (adapted, base))
     np.testing.assert_array_equal(found, expected)
