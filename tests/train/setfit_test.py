@@ -138,7 +138,7 @@ def test_prediction_before_the_head_is_fitted_says_how_to_complete_the_run(
         Predictor(load_model(folder))
 
 
-def test_saved_heads_say_whether_they_read_pairs(folder: Path, tmp_path: Path):
+def test_whether_a_head_reads_pairs_is_saved(folder: Path, tmp_path: Path):
     assert load_head(folder).reads_pairs is False
     dataclasses.replace(load_head(folder), reads_pairs=True).save(tmp_path)
     assert load_head(tmp_path).reads_pairs is True
