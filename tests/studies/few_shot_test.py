@@ -6,12 +6,7 @@ bert_jax/data/finetuning/readers/few_shot.py, and what fine-tuning and predictio
 
 import dataclasses
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,6 @@ import numpy as np
 import pytest
 
 from bert_jax import cli
-from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.cli import finetune
 from bert_jax.cli.studies import few_shot as command_line
 from bert_jax.config_lib import override
@@ -48,6 +42,7 @@ from bert_jax.tasks.text_similarity import read_text_vectors
 from bert_jax.testing.models import small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
+from tests.helpers.killed_run import compare_killed_run
 from tests.helpers.one_device import one_device_mesh
 
 TEMPLATE = "{text} by the {mask}."
@@ -146,39 +141,15 @@ def test_fine_tuning_with_demonstrations_trains_the_masked_lm_head(folder, tmp_p
 @pytest.mark.slow  # three processes
 def test_a_killed_run_with_a_prompt_resumes_bit_exactly(folder, tmp_path):
     steps, every = 120, 15
-    command = [
-        *(sys.executable, "-m", "bert_jax", "finetune", "glue/sst2"),
+    arguments = [
+        *("finetune", "glue/sst2"),
         *("--glue-dir", str(folder / "glue"), "--model", str(folder / "model")),
         *("--prompt", str(folder / "prompt.json"), "--demonstrations", "1", "--shots", "6"),
         *("--epochs", str(steps // 3), "--batch-size", "4", "--max-length", "20"),
         *("--learning-rate", "1e-3", "--set", f"train.checkpoints.save_every={every}"),
         *(f"train.evaluation.eval_every={every}", "data.bucket_lengths=[]"),
     ]
-    cache = {"BERT_JAX_COMPILATION_CACHE": str(tmp_path / "compiled"), "JAX_PLATFORMS": "cpu"}
-
-    def start(run: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*command, "--run", str(tmp_path / run)], env={**os.environ, **cache}
-        )
-
-    def saved_steps(run: str) -> list[int]:
-        folders = (tmp_path / run / "checkpoints").glob("*")
-        return [int(each.name) for each in folders if each.name.isdigit()]
-
-    assert start("straight").wait() == 0
-    process = start("killed")
-    while not saved_steps("killed") and process.poll() is None:
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert max(saved_steps("killed")) < steps
-    assert start("killed").wait() == 0
-    expected, found = (
-        paths.flatten(restore_params(tmp_path / run / "checkpoints", steps)[0])
-        for run in ("straight", "killed")
-    )
-    assert expected.keys() == found.keys()
-    assert all(np.array_equal(expected[path], found[path]) for path in expected)
+    compare_killed_run(arguments, tmp_path, steps)
 
 
 def test_prompts_fit_neither_other_tasks_nor_other_labels(folder):

@@ -6,12 +6,7 @@ bert_jax/predict/adapter_set.py.
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,6 +38,7 @@ from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.train.run import run
 from bert_jax.tuning.config import BitFit, TuningConfig
 from bert_jax.tuning.freezing import is_frozen
+from tests.helpers.killed_run import assert_same_parameters, compare_killed_run
 from tests.helpers.one_device import one_device_mesh
 
 PREFIX = {
@@ -88,14 +84,6 @@ def test_checkpoints_hold_what_is_trained_and_name_the_base(lora_run):
     assert np.abs(params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]["lora_b"]).max()
 
 
-def assert_same_parameters(one: Path, other: Path, step: int) -> None:
-    expected, found = (
-        paths.flatten(restore_params(folder / "checkpoints", step)[0]) for folder in (one, other)
-    )
-    assert expected.keys() == found.keys()
-    assert all(np.array_equal(expected[path], found[path]) for path in expected)
-
-
 # tests/integration resumes runs, also with a frozen teacher, which has no moments either.
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [[], PREFIX_CHANGES], ids=["lora", "prefix"])
@@ -117,35 +105,16 @@ def test_a_resumed_run_is_bit_exact(lora_run, tmp_path, changes):
 def test_a_killed_run_resumes_bit_exactly(lora_run, tmp_path):
     experiment, _ = lora_run
     task, steps, every = experiment.data.task, 150, 15
-    command = [
-        *(sys.executable, "-m", "bert_jax", "finetune", "columns", "--method", "dora"),
+    arguments = [
+        *("finetune", "columns", "--method", "dora"),
         *("--train", task.train, "--dev", task.dev, "--text", "text", "--label", "label"),
         *("--model", experiment.init_from, "--batch-size", "16", "--epochs", str(steps // 10)),
         *("--set", f"train.checkpoints.save_every={every}", f"train.evaluation.eval_every={every}"),
     ]
-    cache = {"BERT_JAX_COMPILATION_CACHE": str(tmp_path / "compiled"), "JAX_PLATFORMS": "cpu"}
-
-    def start(run: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*command, "--run", str(tmp_path / run)], env={**os.environ, **cache}
-        )
-
-    def saved_steps(run: str) -> list[int]:
-        folders = (tmp_path / run / "checkpoints").glob("*")
-        return [int(each.name) for each in folders if each.name.isdigit()]
-
-    assert start("straight").wait() == 0
-    process = start("killed")
-    while not saved_steps("killed") and process.poll() is None:
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert max(saved_steps("killed")) < steps
-    assert start("killed").wait() == 0
-    params, _, _ = restore_params(tmp_path / "killed" / "checkpoints", steps)
+    killed = compare_killed_run(arguments, tmp_path, steps)
+    params, _, _ = restore_params(killed / "checkpoints", steps)
     query = params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]
     assert set(query) == {"lora_a", "lora_b", "magnitude"} and np.abs(query["lora_b"]).max() > 0
-    assert_same_parameters(tmp_path / "straight", tmp_path / "killed", steps)
 
 
 def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_path):
