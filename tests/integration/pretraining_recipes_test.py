@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.checkpointer import Checkpointer
-from bert_jax.checkpoints.step_folder import by_path, restore_params
+from bert_jax.checkpoints.step_folder import by_path
 from bert_jax.objectives.config import teacher_of
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.params import paths
 from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.train.sources import make_source
 from bert_jax.train.step import State, TrainSetup
 from tests.helpers.pretraining_recipes import RECIPES, prepare_recipes, small_experiment
 from tests.helpers.processes import drive
+from tests.helpers.same_parameters import assert_same_parameters
 
 STEPS, SAVED_STEP = 4, 2
 FAST = ("electra", "distilbert")
@@ -142,11 +142,5 @@ def test_run_that_was_killed_is_bit_identical(name, folder, tmp_path):
     flags = ("--recipe", name, "--steps", "4", "--kill-in-save", "4")
     drive(folder, tmp_path / "killed", *flags, expect=-signal.SIGKILL)
     drive(folder, tmp_path / "killed", "--recipe", name, "--steps", "4", expect=0)
-    expected, found = (
-        paths.flatten(restore_params(tmp_path / run / "checkpoints", 4)[0])
-        for run in ("straight", "killed")
-    )
-    assert found.keys() == expected.keys()
-    for path, leaf in expected.items():
-        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    assert_same_parameters(tmp_path / "straight", tmp_path / "killed", 4)
     assert [each.start_step for each in read_attempts(tmp_path / "killed")] == [0, 2]

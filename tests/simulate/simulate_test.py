@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.cli import main
-from bert_jax.params import paths
 from bert_jax.testing.text_corpus import prepare_corpus
+from tests.helpers.same_parameters import assert_same_parameters
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "tests" / "helpers" / "tiny_recipe.py")
@@ -53,12 +52,6 @@ def simulate(run: Path, corpus: str, *flags: str, expect: int = 0, **settings) -
 def losses(run: Path) -> list[tuple[int, float]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row["loss"]) for row in rows]
-
-
-def same_bits(run: Path, other: Path) -> bool:
-    trees = [paths.flatten(restore_params(folder / "checkpoints")[0]) for folder in (run, other)]
-    assert trees[0].keys() == trees[1].keys()
-    return all(np.array_equal(leaf, trees[1][path]) for path, leaf in trees[0].items())
 
 
 # attempt_test.py kills hosts, supervisor_test.py restarts them, and preemption_test.py stops two.
@@ -115,7 +108,7 @@ def test_sigterm_to_one_of_four_hosts_is_bit_exact(corpus, uninterrupted, tmp_pa
     assert summary.count("exit code 75 on hosts 0, 1, 2, 3") == 2
     assert AGREED in summary
     assert losses(run) == losses(uninterrupted)
-    assert same_bits(run, uninterrupted)
+    assert_same_parameters(run, uninterrupted)
 
 
 @pytest.mark.slow
@@ -128,7 +121,7 @@ def test_sigkill_repeats_steps_since_checkpoint_bit_exact(corpus, uninterrupted,
     assert len(resumed) == 2 and all(step % 5 == 0 for step in resumed)
     assert AGREED in summary
     assert losses(run) == losses(uninterrupted)
-    assert same_bits(run, uninterrupted)
+    assert_same_parameters(run, uninterrupted)
 
 
 @pytest.mark.slow
@@ -170,4 +163,4 @@ def test_sigterm_to_simulator_stops_hosts_and_run_resumes(corpus, uninterrupted,
     assert process.returncode == 75, summary + output
     assert "stopped by a signal; run the same command to resume" in summary
     simulate(run, corpus, "--hosts", "4", "--devices", "2")
-    assert same_bits(run, uninterrupted)
+    assert_same_parameters(run, uninterrupted)

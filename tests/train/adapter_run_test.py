@@ -38,8 +38,9 @@ from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.train.run import run
 from bert_jax.tuning.config import BitFit, TuningConfig
 from bert_jax.tuning.freezing import is_frozen
-from tests.helpers.killed_run import assert_same_parameters, compare_killed_run
+from tests.helpers.killed_run import compare_killed_run
 from tests.helpers.one_device import one_device_mesh
+from tests.helpers.same_parameters import assert_same_parameters
 
 PREFIX = {
     "type": "PrefixTuning",

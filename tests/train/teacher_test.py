@@ -24,6 +24,7 @@ from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
 from bert_jax.train.teacher import load_teacher
 from tests.helpers.one_device import one_device_mesh
+from tests.helpers.same_parameters import assert_same_parameters
 from tests.helpers.task_runs import HOSTILE_LABEL, classification
 
 LABELS = ("maybe", "no", HOSTILE_LABEL)
@@ -133,11 +134,7 @@ def test_resumed_run_is_bit_exact_after_the_teacher_has_changed(folder, finished
             assert run(config, interrupted) == 0
     finally:
         weights.write_bytes(saved)
-    expected = paths.flatten(restore_params(finished / "checkpoints", 20)[0])
-    found = paths.flatten(restore_params(interrupted / "checkpoints", 20)[0])
-    assert found.keys() == expected.keys()
-    for path, value in expected.items():
-        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    assert_same_parameters(finished, interrupted, 20)
 
 
 def test_another_vocabulary_of_the_same_size_is_rejected(folder, tmp_path):

@@ -36,6 +36,7 @@ from bert_jax.train.step import TrainSetup
 from bert_jax.tuning.config import FullTuning, TuningConfig
 from tests.helpers.one_device import one_device_mesh
 from tests.helpers.report_markup import Report
+from tests.helpers.same_parameters import assert_same_parameters
 from tests.helpers.task_runs import TASKS
 
 # Name of the task -> its kind and its first metric.
@@ -307,12 +308,7 @@ def test_killed_run_resumes_bit_identical(folder, tmp_path, monkeypatch):
         run(config, tmp_path / "run")
     monkeypatch.setattr(hooks, "call_hooks", call)
     assert run(config, tmp_path / "run") == 0
-    expected, found = (
-        paths.flatten(restore_params(tmp_path / name / "checkpoints")[0])
-        for name in ("straight", "run")
-    )
-    for path, leaf in expected.items():
-        assert np.array_equal(found[path], leaf), path
+    assert_same_parameters(tmp_path / "straight", tmp_path / "run")
     losses = [
         [row["loss"] for row in rows_of(tmp_path / name, "train")] for name in ("straight", "run")
     ]
