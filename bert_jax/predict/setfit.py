@@ -34,7 +34,9 @@ _GROUP_SIZE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class SetFitHead:
-    """Holds a logistic regression over vectors of E components; never a pickle, which runs code.
+    """Holds a logistic regression over embeddings of size E.
+
+    It is saved as safetensors and JSON, because loading a pickle can run code.
 
     Attributes:
       labels: class names, in the order of the logits.
@@ -49,7 +51,7 @@ class SetFitHead:
     reads_pairs: bool | None = None
 
     def logits(self, vectors: np.ndarray) -> np.ndarray:
-        """Computes the logits of vectors [n, E], float32 [n, C]."""
+        """Computes the logits of embeddings [n, E], float32 [n, C]."""
         return vectors @ self.weight.T + self.bias
 
     def save(self, folder: Path) -> None:
@@ -71,16 +73,25 @@ def load_head(folder: Path) -> SetFitHead:
     Raises:
       UserError: a file is missing or damaged, or both do not fit together.
     """
+    if not is_setfit_folder(folder):
+        raise UserError(
+            f"{folder} has no {HEAD_CONFIG}; expected the folder of a completed run of `bert-jax "
+            "setfit`: if the run was stopped, run its command again; for other fine-tuned models "
+            "use bert_jax.Predictor"
+        )
     config = read_json_object(folder / HEAD_CONFIG)
     labels, reads_pairs = config.get("labels"), config.get("reads_pairs")
+    advice = "copy the whole folder again, or train the model again"
     try:
         tensors = load_tensors((folder / HEAD_WEIGHTS).read_bytes())
-        weight, bias = tensors["weight"], tensors["bias"]
-    except (OSError, SafetensorError, KeyError) as error:
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / HEAD_WEIGHTS} cannot be read: {error}; {advice}") from None
+    if missing := sorted({"weight", "bias"} - tensors.keys()):
         raise UserError(
-            f"{folder / HEAD_WEIGHTS} cannot be read: {error}; train the model again, or copy the "
-            "file again"
-        ) from None
+            f"{folder / HEAD_WEIGHTS} has no tensor {missing[0]!r}; expected 'weight' and 'bias'; "
+            f"{advice}"
+        )
+    weight, bias = tensors["weight"], tensors["bias"]
     if (
         not isinstance(labels, list)
         or weight.ndim != 2
@@ -88,14 +99,15 @@ def load_head(folder: Path) -> SetFitHead:
     ):
         raise UserError(
             f"{folder}: {HEAD_CONFIG} has the labels {labels}, but {HEAD_WEIGHTS} has a weight of "
-            f"shape {list(weight.shape)} and a bias of {list(bias.shape)}; copy both again"
+            f"shape {list(weight.shape)} and a bias of shape {list(bias.shape)}; expected one row "
+            f"and one bias for each label; {advice}"
         )
     if not np.isfinite(weight).all() or not np.isfinite(bias).all():
-        raise UserError(f"{folder / HEAD_WEIGHTS} has values that are not finite; train it again")
+        raise UserError(f"{folder / HEAD_WEIGHTS} has values that are not finite; {advice}")
     if not isinstance(reads_pairs, bool | None):
         raise UserError(
             f"{folder / HEAD_CONFIG}: reads_pairs is {reads_pairs!r}; expected true, false or "
-            "null; copy the file again, or train the model again"
+            f"null; {advice}"
         )
     labels = tuple(map(str, labels))
     return SetFitHead(labels=labels, weight=weight, bias=bias, reads_pairs=reads_pairs)
@@ -106,16 +118,16 @@ class SetFitClassifier:
 
     Attributes:
       head: the logistic regression.
-      kind: classification, as of a `Predictor`.
+      kind: the task kind, which is classification.
       max_length: maximum number of tokens in a text.
-      num_truncated: number of texts so far that were longer.
+      num_truncated: number of texts so far that were truncated to `max_length`.
     """
 
     def __init__(self, folder: str | Path, head: SetFitHead | None = None):
         """Reads the sentence encoder of a run folder and its head.
 
         Raises:
-          UserError: the folder is not that of a run of SetFit, or the head has another size.
+          UserError: the folder is not a SetFit run, or its head does not fit its encoder.
         """
         self.head = load_head(Path(folder)) if head is None else head
         self._path, self._embedder = str(folder), Embedder(load_model(folder))
@@ -123,8 +135,9 @@ class SetFitClassifier:
         self.num_truncated = 0
         if self.head.weight.shape[1] != self._embedder.embedding_size:
             raise UserError(
-                f"{folder}: the head reads vectors of {self.head.weight.shape[1]} components, but "
-                f"those of the encoder have {self._embedder.embedding_size}; train it again"
+                f"{folder}: the head expects embeddings of size {self.head.weight.shape[1]}, but "
+                f"those of the encoder have size {self._embedder.embedding_size}; copy the whole "
+                "folder again, or train the model again"
             )
 
     @overload
@@ -148,15 +161,15 @@ class SetFitClassifier:
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns {"text", "label", "probabilities"} of one text, pair or example, or of a list.
 
-        Both texts of a pair are joined with a space, as in training. The values for a text of white
-        space are None.
+        Both texts of a pair are joined with a space, as in training. The values for a text of
+        whitespace alone are None.
 
         Args:
           on_progress: called after each group of texts with their number.
 
         Raises:
-          UserError: an input is no text, pair of texts or example, or it is a pair and the
-            training examples were not, or the reverse.
+          UserError: an input is not a text, a pair of texts or an example, or it is a pair and
+            the training examples were not, or the reverse.
         """
         if is_one_input(inputs):
             return self._predict([inputs], on_progress)[0]
@@ -207,7 +220,7 @@ class SetFitClassifier:
           float32 [n, C].
 
         Raises:
-          ConfigError: the task has no such split, or is no classification.
+          ConfigError: the task has no such split, or is not a classification task.
           UserError: an example has no label, or one that the head does not have, or it is a pair
             and the training examples were not, or the reverse.
         """

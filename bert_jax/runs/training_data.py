@@ -1,7 +1,7 @@
 """Keeps a run from being resumed with other training data than it started with.
 
 `config.json` names the files of the data, which may change between two starts: rows are relabeled,
-or a corpus is prepared again. Its key "data_fingerprint" identifies what was in them.
+or a corpus is prepared again. Its key "data_fingerprint" is a hash of their contents.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ _KEY = "data_fingerprint"
 
 
 def check_fingerprint(folder: Path, fingerprint: str | None) -> None:
-    """Checks that a run with checkpoints was trained on the data with this fingerprint.
+    """Checks that a run was started with the data that has this fingerprint.
 
     Args:
-      folder: a run folder; runs of earlier versions have no fingerprint and are not checked.
-      fingerprint: None checks nothing.
+      folder: a run folder; a run of an earlier version has no fingerprint and is not checked.
+      fingerprint: None if the source of the data compares it itself; nothing is checked then.
 
     Raises:
       UserError: the run was trained on other data.
@@ -32,9 +32,10 @@ def check_fingerprint(folder: Path, fingerprint: str | None) -> None:
     previous = read_run_json(folder / CONFIG).get(_KEY, fingerprint)
     if previous != fingerprint:
         raise UserError(
-            f"the training data are not those that the run in {folder} was started with: found the "
-            f"fingerprint {fingerprint}, expected {previous}; restore the data to resume that run, "
-            "or start a new run in another folder"
+            f"the training data has changed since the run in {folder} was started: examples were "
+            "edited, reordered, added or removed, or a corpus was prepared again; found the data "
+            f"fingerprint {fingerprint}, expected {previous} ({_KEY} in {CONFIG}); restore the "
+            "original data to resume the run, or start a new run in another folder"
         )
 
 
@@ -49,8 +50,8 @@ def examples_fingerprint(examples: Iterable[Any]) -> str:
     """Hashes examples, which are dataclasses, in their order; returns 16 hex digits of the sha256.
 
     Fields of an example that have their default value are left out, so that a field that is added
-    later does not change the fingerprint of earlier data. This does not hold for dataclasses in
-    fields, such as answers.
+    later does not change the fingerprint of earlier data. A new field of a nested dataclass, such
+    as `Answer`, does change it.
     """
     digest = hashlib.sha256()
     for example in examples:

@@ -184,8 +184,9 @@ class TuningConfig:
             )
         if isinstance(self.weight_anchor, EWC) and self.adapter is not None:
             raise ConfigError(
-                f"train.tuning.weight_anchor is EWC, but train.tuning.method {method} does not "
-                "change the weights that it anchors; set one of the two to its default"
+                f"train.tuning.weight_anchor is EWC, but train.tuning.method {method} trains added "
+                "parameters, which have no Fisher information; set train.tuning.weight_anchor to "
+                "null, or use a method that adds none: FullTuning, BitFit or LayerNormTuning"
             )
 
     def _check_encoder_frozen(self) -> None:

@@ -62,13 +62,19 @@ def check_trains_encoder(tuning: TuningConfig, params: Params) -> None:
     patterns = trained_encoder_patterns(tuning.method)
     if not patterns or tuning.adapter is not None or isinstance(tuning.method, FullTuning):
         return
-    encoder = (path for path in paths.flatten(params) if path.startswith("encoder/"))
-    if all(is_frozen(tuning, path) for path in encoder):
+    trained = [path for path in paths.flatten(params) if paths.matches_any(patterns, path)]
+    if not trained:
         raise ConfigError(
-            f"train.tuning.method is {tuning.method}, but the encoder has no parameter to train: "
-            f"none matches {' or '.join(patterns)}, as in ModernBERT, which has no biases, or "
-            f"train.tuning.frozen ({', '.join(tuning.frozen) or 'empty'}) matches all of them; "
-            "expected another method, such as LoRA, or less in train.tuning.frozen"
+            f"train.tuning.method is {tuning.method}, but this encoder has none of the "
+            f"parameters that the method trains ({' or '.join(patterns)}); choose another method, "
+            "such as LoRA"
+        )
+    if all(is_frozen(tuning, path) for path in trained):
+        raise ConfigError(
+            f"train.tuning.method is {tuning.method}, but train.tuning.frozen "
+            f"({', '.join(tuning.frozen)}) freezes every encoder parameter that this method trains "
+            f"({' or '.join(patterns)}); remove patterns from train.tuning.frozen, or choose "
+            "another method, such as LoRA"
         )
 
 

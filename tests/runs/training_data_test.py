@@ -26,7 +26,8 @@ def test_other_data_are_refused_and_the_file_stays(tmp_path: Path):
         write_fingerprint(tmp_path, fingerprint)
     check_fingerprint(tmp_path, "second")
     check_fingerprint(tmp_path, None)
-    with pytest.raises(UserError, match="found the fingerprint third, expected second; restore"):
+    message = r"fingerprint third, expected second \(data_fingerprint in config.json\); restore"
+    with pytest.raises(UserError, match=message):
         check_fingerprint(tmp_path, "third")
     write_fingerprint(tmp_path, None)
     saved = json.loads((tmp_path / "config.json").read_text())

@@ -291,7 +291,7 @@ def test_texts_leave_room_for_the_virtual_tokens_of_a_folder_of_peft(lora_run):
         ("train.tuning.reinit_layers=1", "reinit_layers is 1, but train.tuning.method LoRA"),
         (
             'train.tuning.weight_anchor={"type": "EWC", "fisher": "f"}',
-            "weight_anchor is EWC, but train.tuning.method LoRA does not change the weights",
+            "weight_anchor is EWC, but train.tuning.method LoRA trains added parameters",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def test_relabeled_training_data_do_not_resume_a_run(config: SetFitConfig, folde
     rows = original.replace("sings,yes", "sings,x", 1).replace("sea,no", "sea,yes", 1)
     try:
         train.write_text(rows.replace("sings,x", "sings,no"))
-        with one_device_mesh(), pytest.raises(UserError, match="are not those that the run"):
+        with one_device_mesh(), pytest.raises(UserError, match="data has changed since the run"):
             train_setfit(config, folder)
     finally:
         train.write_text(original)
@@ -202,11 +202,16 @@ def test_damaged_heads_are_refused(folder: Path, tmp_path: Path):
     save_file({"weight": head.weight, "bias": head.bias * np.nan}, tmp_path / HEAD_WEIGHTS)
     with pytest.raises(UserError, match="not finite"):
         load_head(tmp_path)
+    save_file({"weight": head.weight}, tmp_path / HEAD_WEIGHTS)
+    with pytest.raises(UserError, match=r"has no tensor 'bias'; expected 'weight' and 'bias'"):
+        load_head(tmp_path)
     (tmp_path / HEAD_WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(UserError, match="cannot be read"):
         load_head(tmp_path)
+    with pytest.raises(UserError, match=r"has no setfit_head.json; .* use bert_jax.Predictor"):
+        SetFitClassifier(tmp_path / "absent")
     narrow = dataclasses.replace(head, weight=head.weight[:, :3])
-    with pytest.raises(UserError, match=r"reads vectors of 3 components, but those .* have 16"):
+    with pytest.raises(UserError, match=r"expects embeddings of size 3, but those .* have size 16"):
         SetFitClassifier(folder, narrow)
 
 

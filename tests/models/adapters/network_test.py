@@ -454,6 +454,17 @@ def test_prefixes_are_refused_by_other_kinds_of_attention(family):
 )
 def test_methods_that_find_nothing_to_train_in_the_encoder_are_refused(family, method, is_refused):
     params = objectives(FAMILIES[family], None)[1].abstract()
-    expected = pytest.raises(ConfigError, match=r"no parameter to train: none matches encoder/")
+    expected = pytest.raises(
+        ConfigError, match=r"none of the parameters that the method trains \(encoder/"
+    )
     with expected if is_refused else contextlib.nullcontext():
         check_trains_encoder(TuningConfig(method=method), params)
+
+
+def test_frozen_patterns_that_leave_nothing_to_train_are_refused():
+    params = objectives(FAMILIES["bert"], None)[1].abstract()
+    tuning = TuningConfig(method=LayerNormTuning(), frozen=("encoder/**",))
+    with pytest.raises(
+        ConfigError, match=r"frozen \(encoder/\*\*\) freezes every encoder parameter"
+    ):
+        check_trains_encoder(tuning, params)
