@@ -31,7 +31,8 @@ class LoRA:
     Attributes:
       rank: R, the inner dimension of the product A B.
       alpha: numerator of the scale.
-      dropout: rate of the dropout of x before A; it does not apply to token embeddings.
+      dropout: rate of the dropout of x before A; it does not apply to token embeddings. The query,
+        key and value of a layer have the same mask.
       targets: ends of the paths of the dense layers to adapt, such as "query", "attention/output"
         or "feed_forward/intermediate". A `*` matches one name in a path, and
         "layers/0/attention/query" selects one layer. "word_embeddings" adapts the token embeddings.

@@ -135,8 +135,9 @@ class LoRALinear(nnx.Module):
         """Maps [..., in] to [..., out] in the compute dtype."""
         dtype, y = jnp.dtype(self.base.dtype), self.base(x)
         dropped = dropout(x, self.method.dropout, self.dropout_seed)
-        low_rank = rowwise_dense(dropped, self.lora_a[...], dtype).astype(dtype)
-        delta = self.method.scale * rowwise_dense(low_rank, self.lora_b[...], dtype)
+        # Scaled before B, because the output has many more elements than the R of `low_rank`.
+        low_rank = self.method.scale * rowwise_dense(dropped, self.lora_a[...], dtype)
+        delta = rowwise_dense(low_rank.astype(dtype), self.lora_b[...], dtype)
         if self.has_magnitude:
             return self._decomposed(x, dropped, y, delta)
         return y + delta.astype(dtype)
@@ -189,12 +190,16 @@ class LoRABlock(nnx.Module):
     """Runs a layer of the encoder whose LoRA layers apply dropout to their inputs.
 
     The seeds are derived from those of the layer. The layer's own dropouts do not change, so that
-    a product of zero leaves the loss of a training step as it is, to the last bit.
+    a product of zero leaves the loss of a training step as it is, to the last bit. The query, key
+    and value of an attention have the same input and the same seed, so that one mask serves all
+    three, as in the merged linear layer of the authors' library, loralib; peft has three masks.
     """
 
     def __init__(self, block: Any, adapted: tuple[str, ...]):
         """Wraps a layer; `adapted` has the paths of its `LoRALinear` modules inside it."""
         self.block, self.adapted = block, adapted
+        inputs = [_input_of(path) for path in adapted]
+        self.seed_indices = tuple(inputs.index(name) for name in inputs)
 
     @property
     def kind(self) -> Any:
@@ -205,14 +210,20 @@ class LoRABlock(nnx.Module):
         self, x_BLD: jax.Array, inputs: Any, dropout_seeds: jax.Array | None, **options: Any
     ) -> Any:
         """Runs the layer; the arguments are those of the layer."""
-        for index, path in enumerate(self.adapted):
+        for index, path in zip(self.seed_indices, self.adapted, strict=True):
             module = submodule(self.block, path)
             module.dropout_seed = None if dropout_seeds is None else _seed(dropout_seeds[0], index)
         return self.block(x_BLD, inputs, dropout_seeds, **options)
 
 
+def _input_of(path: str) -> str:
+    """Returns a name of the input of a dense layer: the same for query, key and value."""
+    parent, _, name = path.rpartition("/")
+    return parent if name in ("query", "key", "value") else path
+
+
 def _seed(layer_seed: DropoutSeed, index: int) -> DropoutSeed:
-    """Derives the seed of the adapter with this index in its layer from one of the layer."""
+    """Derives the seed of the input with this index in its layer from one of the layer."""
     mask = [(index + 1) * factor % 2**32 for factor in (0x9E3779B1, 0x85EBCA77)]
     return layer_seed ^ jnp.array(mask, jnp.uint32)
 

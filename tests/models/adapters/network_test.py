@@ -206,9 +206,10 @@ def test_merging_computes_the_same_outputs(method, head):
         np.testing.assert_allclose(leaf, paths.flatten(params)[path], atol=1e-6)
 
 
-def test_dropout_of_each_adapted_layer_is_different():
+def test_lora_drops_each_input_of_a_layer_differently():
     """With A = B = 1 the change of an output is the sum of the inputs that were kept."""
-    method = LoRA(rank=1, dropout=0.5, alpha=1.0, targets=("query", "key"))
+    targets = ("query", "value", "attention/output")
+    method = LoRA(rank=1, dropout=0.5, alpha=1.0, targets=targets)
     adapted, _ = objectives(FAMILIES["bert"], method)
     params = initial(adapted)
     params = {**params, ADAPTER: jax.tree.map(np.ones_like, params[ADAPTER])}
@@ -220,10 +221,12 @@ def test_dropout_of_each_adapted_layer_is_different():
         block = encoder.layers[0]
         block(x, encoder.make_mask(np.ones((2, 5), np.int32), None, False), seeds)
         attention = block.block.attention
-        return tuple(layer(x) - layer.base(x) for layer in (attention.query, attention.key))
+        layers = (attention.query, attention.value, attention.output)
+        return tuple(layer(x) - layer.base(x) for layer in layers)
 
-    query, key = (np.asarray(change)[..., 0] for change in changes(params, seeds))
-    assert len(np.unique(query)) > 2 and (query != key).any()
+    query, value, output = (np.asarray(change)[..., 0] for change in changes(params, seeds))
+    assert len(np.unique(query)) > 2 and (query != output).any()
+    np.testing.assert_allclose(query, value, rtol=1e-5)  # of the same input
     np.testing.assert_allclose(changes(params, None)[0], 16.0, rtol=1e-5)
 
 

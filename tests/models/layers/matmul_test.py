@@ -42,11 +42,13 @@ PRECISION = [(F32, 1e-5), (BF16, 2e-2)]
 
 @pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
 @pytest.mark.parametrize("product", [dense, dense_transposed])
+@pytest.mark.parametrize("columns", [(24, 40), (72, 80)])  # narrow kernels have another order
 @pytest.mark.parametrize("rows", [(6,), (1,), (2, 5), (3, 1), (8, 128)])
-def test_dense_equals_autodiff(rows, product, dtype, rtol):
-    x, bias = normal(0, (*rows, 24), dtype), normal(1, (40,))
-    kernel = normal(2, (24, 40) if product is dense else (40, 24))
-    weights = normal(3, (*rows, 40))
+def test_dense_equals_autodiff(rows, columns, product, dtype, rtol):
+    inputs, outputs = columns
+    x, bias = normal(0, (*rows, inputs), dtype), normal(1, (outputs,))
+    kernel = normal(2, columns if product is dense else columns[::-1])
+    weights = normal(3, (*rows, outputs))
 
     def definition(x, kernel, bias):
         wide = x.astype(jnp.float32)
@@ -83,22 +85,23 @@ def test_attention_products_equal_autodiff(shape, dtype, rtol):
 
 
 def test_gradients_of_bfloat16_products_are_float32():
-    x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40))
-    _, (_, d_kernel, _) = results(
-        lambda x, kernel, bias: dense(x, kernel, bias, BF16),
-        (x, kernel, jnp.zeros((40,))),
-        normal(2, (4, 16, 40)),
-    )
-    assert not np.array_equal(d_kernel, d_kernel.astype(jnp.bfloat16).astype(jnp.float32))
+    for outputs in (40, 80):
+        x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, outputs))
+        _, (_, d_kernel, _) = results(
+            lambda x, kernel, bias: dense(x, kernel, bias, BF16),
+            (x, kernel, jnp.zeros((outputs,))),
+            normal(2, (4, 16, outputs)),
+        )
+        assert not np.array_equal(d_kernel, d_kernel.astype(jnp.bfloat16).astype(jnp.float32))
 
 
+@pytest.mark.parametrize("columns", [(24, 40), (72, 80)])
 @pytest.mark.parametrize("product", [dense, dense_transposed])
-def test_gradient_of_bfloat16_kernel_is_rounded_once(product):
-    x, kernel = (
-        normal(0, (4, 16, 24), BF16),
-        normal(1, (24, 40) if product is dense else (40, 24), BF16),
-    )
-    weights, bias = normal(2, (4, 16, 40)), jnp.zeros((40,))
+def test_gradient_of_bfloat16_kernel_is_rounded_once(product, columns):
+    inputs, outputs = columns
+    x = normal(0, (4, 16, inputs), BF16)
+    kernel = normal(1, columns if product is dense else columns[::-1], BF16)
+    weights, bias = normal(2, (4, 16, outputs)), jnp.zeros((outputs,))
 
     def gradient(kernel):
         return results(lambda *a: product(*a, BF16), (x, kernel, bias), weights)[1][1]
