@@ -102,7 +102,8 @@ def uninterrupted(corpus, tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_sigterm_to_one_of_four_hosts_is_bit_exact(corpus, uninterrupted, tmp_path):
     run = tmp_path / "run"
-    flags = ("--hosts", "4", "--devices", "2", "--kill", "host=2@step=8", "host=0@step=16")
+    # As below: JAX notices SIGTERM some steps later, and compiling step 16 gives it time.
+    flags = ("--hosts", "4", "--devices", "2", "--kill", "host=2@step=3", "host=0@step=12")
     summary, _ = simulate(run, corpus, *flags)
     assert len(re.findall(r"all 4 hosts saved step \d+", summary)) == 2
     assert summary.count("exit code 75 on hosts 0, 1, 2, 3") == 2
