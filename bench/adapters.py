@@ -5,10 +5,10 @@
     python bench/adapters.py scores --model MODEL --glue-dir glue_data --output adapters
     python bench/adapters.py set --model MODEL
 
-`steps` runs the training step of each method in turns with that of full fine-tuning (the first of
---methods) on the same batch, and prints the median seconds, the ratio of the two, the memory that
-the compiled step needs (its arguments and temporary buffers), the trained parameters and the bytes
-that have to be kept for each task.
+`steps` alternates the training step of each method with that of the first of --methods, which is
+full fine-tuning by default, on the same batch. It prints the trained parameters, the median
+seconds, the ratio to the first in these rounds, the memory that the compiled step needs (its
+arguments and temporary buffers), and the megabytes to store for each task.
 `scores` fine-tunes with each method, task and seed, each in a folder of its own; it can be stopped
 and started again. It adds the dev metrics of finished runs to the JSON file --results, which other
 calls with the same model may have begun, and prints the table of all runs in it.
@@ -78,14 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_steps(args: argparse.Namespace) -> None:
-    """Prints the cost of one step of each method, in turns with a step of the first."""
+    """Prints the cost of one step of each method, alternating with a step of the first."""
     first, *others = args.methods
+    if not others:
+        raise SystemExit(f"--methods is {first}; expected at least two, such as full {first}")
     run_first, first_costs = prepare_step(args, first)
-    print("| method | trained parameters | s/step | of full | memory, MB | kept per task, MB |")
+    columns = ("s/step", f"relative to {first}", "memory, MB", "stored per task, MB")
+    print(f"| method | trained parameters | {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|")
     rows, seconds_of_first = [], []
     for method in others:
-        # One at a time: the first is slower if the states of many methods are in memory.
+        # Only one at a time: the first runs slower if the states of many methods are in memory.
         run_step, costs = prepare_step(args, method)
         pairs = [(run_first(), run_step()) for _ in range(WARMUP_STEPS + args.rounds)]
         seconds = [statistics.median(times) for times in zip(*pairs[WARMUP_STEPS:], strict=True)]

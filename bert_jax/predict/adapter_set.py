@@ -17,9 +17,9 @@ import numpy as np
 
 from bert_jax.batch import encoder_inputs
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.models.adapters.config import Adapter, AlphaOverRank, LoRA
+from bert_jax.models.adapters.config import Adapter, AlphaOverRank, LoRA, PromptTuning
 from bert_jax.models.adapters.modules import group_adapter
-from bert_jax.models.heads.config import TaskHead, num_outputs, window_encoder_of
+from bert_jax.models.heads.config import TaskHead, label_tokens_of, num_outputs, window_encoder_of
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.fine_tuning_heads import HeadOutputs
@@ -123,6 +123,11 @@ class AdapterSet:
                 f"the adapter {name!r} ({adapter.path}) has a hierarchical head, which a set of "
                 "adapters does not support; use bert-jax predict"
             )
+        if label_tokens_of(adapter.head) is not None:
+            raise UserError(
+                f"the adapter {name!r} ({adapter.path}) was trained with a prompt, whose mask "
+                "token a set of adapters does not read; use bert-jax predict"
+            )
         if "encoder" in adapter.head_params:
             raise UserError(
                 f"the adapter {name!r} ({adapter.path}) is {type(adapter.method).__name__}, which "
@@ -192,7 +197,11 @@ def set_key(adapter: TrainedAdapter) -> Hashable:
 
 def _comparable(method: Adapter) -> Any:
     """Returns what must be equal for two adapters of a set."""
-    return type(method) if isinstance(method, LoRA) else method
+    if isinstance(method, LoRA):
+        return type(method)
+    if isinstance(method, PromptTuning):  # the text from which training started does not matter
+        return dataclasses.replace(method, initial_ids=())
+    return method
 
 
 def _head_shape(head: TaskHead) -> tuple[type[Any], int]:

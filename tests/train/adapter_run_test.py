@@ -23,7 +23,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.adapters.config import HoulsbyAdapter, LoRA, PromptTuning
-from bert_jax.models.heads.config import RegressionHead
+from bert_jax.models.heads.config import LabelTokens, RegressionHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
@@ -262,6 +262,28 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
     other = dataclasses.replace(trained, method=HoulsbyAdapter(), head_params=norms)
     with pytest.raises(UserError, match="HoulsbyAdapter, which also trains LayerNorms of the base"):
         AdapterSet(base, {"second": other})
+    tokens = LabelTokens(mask_token_id=4, token_ids=(((5,),), ((6,),), ((7,),)))
+    prompt_head = dataclasses.replace(trained.head, label_tokens=tokens)
+    other = dataclasses.replace(trained, head=prompt_head)
+    with pytest.raises(UserError, match="trained with a prompt, whose mask token a set of"):
+        AdapterSet(base, {"second": other})
+
+
+def test_prompts_of_different_texts_are_in_one_set(lora_run):
+    experiment, folder = lora_run
+    base, trained = load_model(experiment.init_from), read_adapter(folder)
+    width = base.config.word_embedding_size
+    adapters = {}
+    for seed, ids in enumerate(((), (5, 6))):
+        prompt = np.random.default_rng(seed).standard_normal((3, width)).astype(np.float32)
+        params = {"encoder": {"embeddings": {"word_embeddings": {"prompt": prompt}}}}
+        method = PromptTuning(length=3, initial_ids=ids)
+        adapters[f"prompt {seed}"] = dataclasses.replace(trained, method=method, params=params)
+    batch: Any = fine_tuning_batch(trained.head, batch_size=2, seq_length=12, vocab_size=18)
+    found = AdapterSet(base, adapters)(batch, list(adapters))["logits"]
+    for row, (name, adapter) in enumerate(adapters.items()):
+        alone = AdapterSet(base, {name: adapter})(batch, [name, name])["logits"]
+        np.testing.assert_allclose(found[row], alone[row], atol=1e-5)
 
 
 def test_a_frozen_pooler_is_saved_with_the_adapter(lora_run, tmp_path):

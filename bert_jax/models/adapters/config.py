@@ -70,7 +70,8 @@ class DoRA(LoRA):
 
     V is W + scale * A B, and ||V|| the norm of each of its columns. The magnitude [out] is also
     trained, and starts at ||W||. As in peft, no gradient passes through the norm, and dropout
-    applies to the input of the scaled W, too.
+    applies to the input of the scaled W, too. If mesh.communication_dtype is bfloat16, ||V|| is
+    computed from the rounded W, so that training starts close to the base, not exactly at it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Computes LoRA and DoRA: dense layers and token embeddings with a trained low-rank product.
+"""Computes LoRA (dense layers and token embeddings) and DoRA (dense layers).
 
 Names and shapes of the trained parameters, under the path of the layer that they adapt:
 
@@ -6,7 +6,7 @@ Names and shapes of the trained parameters, under the path of the layer that the
     lora_b            [R, out]    zeros
     magnitude         [out]       of DoRA: the norms of the columns of the base kernel
     lora_embedding_a  [V, R]      of token embeddings: zeros
-    lora_embedding_b  [R, D]      normal
+    lora_embedding_b  [R, E]      normal
 """
 
 from collections.abc import Mapping
@@ -135,7 +135,7 @@ class LoRALinear(nnx.Module):
         """Maps [..., in] to [..., out] in the compute dtype."""
         dtype, y = jnp.dtype(self.base.dtype), self.base(x)
         dropped = dropout(x, self.method.dropout, self.dropout_seed)
-        # Scaled before B, because the output has many more elements than the R of `low_rank`.
+        # Scaled before B: `low_rank` has R elements for each token, the output many more.
         low_rank = self.method.scale * rowwise_dense(dropped, self.lora_a[...], dtype)
         delta = rowwise_dense(low_rank.astype(dtype), self.lora_b[...], dtype)
         if self.has_magnitude:
@@ -147,7 +147,9 @@ class LoRALinear(nnx.Module):
     ) -> jax.Array:
         dtype, kernel = y.dtype, self.base.kernel[...]
         a, b = (jax.lax.stop_gradient(leaf[...]) for leaf in (self.lora_a, self.lora_b))
-        norm = _column_norms(jax.lax.stop_gradient(kernel) + self.method.scale * (a @ b))
+        # A communication dtype of bfloat16 rounds the kernel, but not the adapter.
+        frozen = jax.lax.stop_gradient(kernel).astype(jnp.float32)
+        norm = _column_norms(frozen + self.method.scale * (a @ b))
         # Not magnitude / norm: XLA computes it as magnitude * (1 / sqrt(...)), which may differ
         # from 1 where both are equal.
         excess = rowwise_vector((self.magnitude[...] - norm) / norm, delta)
@@ -161,10 +163,7 @@ class LoRALinear(nnx.Module):
 
 
 class LoRAEmbedding(nnx.Module):
-    """Adds the scaled low-rank product to a table of embeddings.
-
-    Only lookups are adapted, not a masked-LM decoder that is tied to the table, as in peft.
-    """
+    """Adds the scaled low-rank product to a table of embeddings, and to a decoder tied to it."""
 
     def __init__(self, base: Any, adapter: Leaves, method: LoRA):
         self.base, self.method = base, method
@@ -172,34 +171,35 @@ class LoRAEmbedding(nnx.Module):
         self.lora_embedding_b = nnx.Param(adapter["lora_embedding_b"])
 
     @property
-    def embedding(self) -> Any:
-        """Returns the table of the base, [V, D]."""
-        return self.base.embedding
+    def embedding(self) -> jax.Array:
+        """Returns the adapted table, float32 [V, E], for a masked-LM decoder that is tied to it."""
+        product = self.lora_embedding_a[...] @ self.lora_embedding_b[...]
+        return self.base.embedding[...].astype(jnp.float32) + self.method.scale * product
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Maps int32 [B, L] to float32 [B, L, D]."""
+        """Maps int32 [B, L] to float32 [B, L, E]."""
         a, b = self.lora_embedding_a[...], self.lora_embedding_b[...]
         if a.ndim == 3:  # one adapter for each row of the batch
             rows = jnp.take_along_axis(a, ids[..., None], axis=1)
         else:
             rows = embedding_lookup(a, ids)
-        return self.base(ids) + self.method.scale * rowwise_dense(rows, b, jnp.dtype(jnp.float32))
+        return self.base(ids) + rowwise_dense(self.method.scale * rows, b, jnp.dtype(jnp.float32))
 
 
 class LoRABlock(nnx.Module):
-    """Runs a layer of the encoder whose LoRA layers apply dropout to their inputs.
+    """Runs an encoder block whose `LoRALinear` modules apply dropout to their inputs.
 
-    The seeds are derived from those of the layer. The layer's own dropouts do not change, so that
-    a product of zero leaves the loss of a training step as it is, to the last bit. The query, key
-    and value of an attention have the same input and the same seed, so that one mask serves all
-    three, as in the merged linear layer of the authors' library, loralib; peft has three masks.
+    The seeds are derived from those of the block. The block's own dropouts do not change, so that
+    with B = 0 the loss of a training step is that of the base, to the last bit. The query, key and
+    value of an attention have the same seed, so that one mask of their input serves all three, as
+    in `MergedLinear` of the authors' library, loralib. peft draws a mask for each adapted layer.
     """
 
     def __init__(self, block: Any, adapted: tuple[str, ...]):
         """Wraps a layer; `adapted` has the paths of its `LoRALinear` modules inside it."""
         self.block, self.adapted = block, adapted
-        inputs = [_input_of(path) for path in adapted]
-        self.seed_indices = tuple(inputs.index(name) for name in inputs)
+        groups = [_mask_group(path) for path in adapted]
+        self.seed_indices = tuple(groups.index(name) for name in groups)
 
     @property
     def kind(self) -> Any:
@@ -216,14 +216,14 @@ class LoRABlock(nnx.Module):
         return self.block(x_BLD, inputs, dropout_seeds, **options)
 
 
-def _input_of(path: str) -> str:
-    """Returns a name of the input of a dense layer: the same for query, key and value."""
+def _mask_group(path: str) -> str:
+    """Returns the name of the dropout mask of an adapted layer: query, key and value share one."""
     parent, _, name = path.rpartition("/")
     return parent if name in ("query", "key", "value") else path
 
 
 def _seed(layer_seed: DropoutSeed, index: int) -> DropoutSeed:
-    """Derives the seed of the input with this index in its layer from one of the layer."""
+    """Derives the seed of a mask from one of the layer; each mask of a layer has its own index."""
     mask = [(index + 1) * factor % 2**32 for factor in (0x9E3779B1, 0x85EBCA77)]
     return layer_seed ^ jnp.array(mask, jnp.uint32)
 

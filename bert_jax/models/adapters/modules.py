@@ -39,11 +39,12 @@ class Implementation(NamedTuple):
 
     Attributes:
       shapes: (method, modules of the base, config of the encoder) -> the shapes of the adapter's
-        parameters, by path of the adapted module and by name. Raises ConfigError if the method does
-        not fit the encoder.
+        parameters, by path of the adapted module and by name. Raises ConfigError if sizes or
+        targets do not fit the encoder.
       init: (method, shapes of one module by name, key) -> its initial parameters, float32.
       install: (method, merged network, parameters by module) -> None; replaces submodules in place.
-        A parameter with one more axis in front has a value for each row of the batch.
+        A parameter with one more axis in front has a value for each row of the batch. Raises
+        ConfigError if the method is not implemented for this kind of encoder.
       merge: (method, path of a module, its adapter's parameters, those of the base) -> parameters
         of a base that computes the same; None if there is no such base.
       unmerge: the inverse of `merge` in the last argument.
@@ -141,9 +142,13 @@ def rowwise_dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Arra
 
     Returns:
       float32 [B, ..., out], from operands in `dtype`.
+
+    Raises:
+      ConfigError: there is a kernel for each row, but x has no axis of rows.
     """
     if kernel.ndim == 2:
         return dense(x, kernel, None, dtype)
+    _check_has_rows(x)
     return jnp.einsum(
         "b...i,bio->b...o",
         x.astype(dtype),
@@ -153,7 +158,21 @@ def rowwise_dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Arra
 
 
 def rowwise_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns a vector [n], or [B, n] with one for each row of x [B, ..., n], to broadcast to x."""
+    """Returns a vector [n], or [B, n] with one for each row of x [B, ..., n], to broadcast to x.
+
+    Raises:
+      ConfigError: there is a vector for each row, but x has no axis of rows.
+    """
     if vector.ndim == 1:
         return vector
+    _check_has_rows(x)
     return vector.reshape(vector.shape[0], *(1,) * (x.ndim - 2), vector.shape[-1])
+
+
+def _check_has_rows(x: jax.Array) -> None:
+    if x.ndim < 3:  # [R, in], not [B, L, in]
+        raise ConfigError(
+            "the adapters of a batch cannot differ in a layer that also maps vectors which all "
+            "examples share, as query and key of DeBERTa map its relative positions; use one "
+            "adapter for a batch, or adapt other layers, such as attention/value"
+        )

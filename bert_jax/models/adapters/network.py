@@ -49,7 +49,7 @@ class AdaptedNetwork(Network[EncoderWithHeads]):
         """Finds the modules to adapt.
 
         Raises:
-          ConfigError: the method does not fit the network.
+          ConfigError: sizes or targets of the method do not fit the network.
         """
         self._network, self._method = network, method
         self._implementation = implementation(method)
@@ -79,7 +79,11 @@ class AdaptedNetwork(Network[EncoderWithHeads]):
         return start_from_base(self._method, params)
 
     def merge(self, params: Params) -> EncoderWithHeads:  # type: ignore[override]
-        """Returns the module with the parameters of base and adapter; see `Network.merge`."""
+        """Returns the module with the parameters of base and adapter; see `Network.merge`.
+
+        Raises:
+          ConfigError: the method is not implemented for this kind of encoder.
+        """
         base = {name: tree for name, tree in params.items() if name != ADAPTER}
         module = self._network.merge(base)
         adapter = group_adapter(params[ADAPTER])

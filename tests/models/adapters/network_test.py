@@ -40,6 +40,7 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.heads.config import (
+    LabelTokens,
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RankingHead,
@@ -70,6 +71,9 @@ from bert_jax.tuning.freezing import check_trains_encoder, without_frozen
 
 PLAIN = ComputeConfig()
 HEAD = SequenceClassificationHead(labels=("no", "maybe", "yes"))
+PROMPT_HEAD = dataclasses.replace(
+    HEAD, label_tokens=LabelTokens(mask_token_id=4, token_ids=(((5,),), ((6,),), ((7,),)))
+)
 SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 4}
 FAMILIES = {
     "bert": small_config(vocab_size=50),
@@ -185,8 +189,10 @@ def test_dora_starts_without_effect_at_a_usual_width(jitted):
         pytest.param(LoRA(rank=2), QuestionAnsweringHead(), marks=pytest.mark.slow),
         pytest.param(DoRA(rank=2), MultipleChoiceHead(), marks=pytest.mark.slow),
         (IA3(selection=PeftSelection()), HEAD),
+        # The decoder is tied to the table.
+        (LoRA(rank=2, targets=("word_embeddings",)), PROMPT_HEAD),
     ],
-    ids=["lora", "rslora", "dora", "span", "choice", "ia3"],
+    ids=["lora", "rslora", "dora", "span", "choice", "ia3", "tied"],
 )
 def test_merging_computes_the_same_outputs(method, head):
     adapted, plain = objectives(FAMILIES["bert"], method, head)
@@ -204,6 +210,31 @@ def test_merging_computes_the_same_outputs(method, head):
     unmerged = paths.flatten(unmerge_adapter(method, both))
     for path, leaf in unmerged.items():
         np.testing.assert_allclose(leaf, paths.flatten(params)[path], atol=1e-6)
+
+
+def test_a_rounded_kernel_of_dora_is_the_same_as_in_float32():
+    """A communication dtype of bfloat16 rounds the matrices of the base, but not the adapter."""
+    compute = ComputeConfig(dtype="bfloat16")
+    adapted, _ = objectives(FAMILIES["bert"], DoRA(targets=("query",)), compute=compute)
+    params, bfloat16 = initial(adapted), np.dtype("bfloat16")
+
+    def rounded(dtype: Any) -> Any:
+        def cast(path: str, leaf: np.ndarray) -> np.ndarray:
+            return leaf.astype(bfloat16).astype(dtype) if path.endswith("/kernel") else leaf
+
+        flat = paths.flatten({"encoder": params["encoder"]}).items()
+        return {**params, **paths.unflatten({path: cast(path, leaf) for path, leaf in flat})}
+
+    expected = loss(adapted, rounded(np.float32), batch_for())
+    assert loss(adapted, rounded(bfloat16), batch_for()) == expected
+
+
+def test_rows_with_different_adapters_of_deberta_are_refused():
+    adapted, _ = objectives(FAMILIES["deberta"], LoRA(targets=("query",)))
+    params = initial(adapted)
+    rows = jax.tree.map(lambda leaf: np.stack([leaf] * 4), params[ADAPTER])
+    with pytest.raises(ConfigError, match="as query and key of DeBERTa map its relative positions"):
+        jax.eval_shape(adapted.predict, {**params, ADAPTER: rows}, batch_for())
 
 
 def test_lora_drops_each_input_of_a_layer_differently():
