@@ -79,9 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def print_steps(args: argparse.Namespace) -> None:
     """Prints the cost of one step of each method, alternating with a step of the first."""
+    from bert_jax.errors import ConfigError
+
     first, *others = args.methods
     if not others:
-        raise SystemExit(f"--methods is {first}; expected at least two, such as full {first}")
+        raise ConfigError(f"--methods is {first}; expected at least two, such as full {first}")
     run_first, first_costs = prepare_step(args, first)
     columns = ("s/step", f"relative to {first}", "memory, MB", "stored per task, MB")
     print(f"| method | trained parameters | {' | '.join(columns)} |")

@@ -43,7 +43,7 @@ PRECISION = [(F32, 1e-5), (BF16, 2e-2)]
 @pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
 @pytest.mark.parametrize("product", [dense, dense_transposed])
 @pytest.mark.parametrize("columns", [(24, 40), (72, 80)])  # narrow kernels have another order
-@pytest.mark.parametrize("rows", [(6,), (1,), (2, 5), (3, 1), (8, 128)])
+@pytest.mark.parametrize("rows", [(), (6,), (1,), (2, 5), (3, 1), (8, 128)])
 def test_dense_equals_autodiff(rows, columns, product, dtype, rtol):
     inputs, outputs = columns
     x, bias = normal(0, (*rows, inputs), dtype), normal(1, (outputs,))
