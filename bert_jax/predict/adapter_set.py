@@ -70,6 +70,8 @@ class AdapterSet:
 
         Raises:
           UserError: there is no adapter of that name.
+          ConfigError: an adapted layer also maps vectors that all examples share, as the query and
+            key of DeBERTa do.
         """
         rows = np.array([self.index(name) for name in names], np.int32)
         return jax.device_get(self.compute(self._encoder, self._stacked, dict(batch), rows))
@@ -125,8 +127,8 @@ class AdapterSet:
             )
         if label_tokens_of(adapter.head) is not None:
             raise UserError(
-                f"the adapter {name!r} ({adapter.path}) was trained with a prompt, whose mask "
-                "token a set of adapters does not read; use bert-jax predict"
+                f"the adapter {name!r} ({adapter.path}) was trained to predict label words at a "
+                "mask token, which a set of adapters does not support; use bert-jax predict"
             )
         if "encoder" in adapter.head_params:
             raise UserError(

@@ -265,7 +265,7 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
     tokens = LabelTokens(mask_token_id=4, token_ids=(((5,),), ((6,),), ((7,),)))
     prompt_head = dataclasses.replace(trained.head, label_tokens=tokens)
     other = dataclasses.replace(trained, head=prompt_head)
-    with pytest.raises(UserError, match="trained with a prompt, whose mask token a set of"):
+    with pytest.raises(UserError, match="label words at a mask token, which a set of"):
         AdapterSet(base, {"second": other})
 
 

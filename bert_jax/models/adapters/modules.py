@@ -172,7 +172,8 @@ def rowwise_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
 def _check_has_rows(x: jax.Array) -> None:
     if x.ndim < 3:  # [R, in], not [B, L, in]
         raise ConfigError(
-            "the adapters of a batch cannot differ in a layer that also maps vectors which all "
-            "examples share, as query and key of DeBERTa map its relative positions; use one "
-            "adapter for a batch, or adapt other layers, such as attention/value"
+            "the examples of a batch cannot have different adapters of a layer that also maps "
+            "vectors which all examples share, as the query and key of DeBERTa map its relative "
+            "positions; use one adapter for the batch, or adapt other layers, such as "
+            "attention/value"
         )
