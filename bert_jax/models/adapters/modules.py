@@ -35,7 +35,9 @@ def keep_adapter(method: Any, leaves: Leaves, base: Leaves) -> dict[str, Any]:
 
 
 class Implementation(NamedTuple):
-    """Holds the functions that implement one kind of adapter; the first argument is its config.
+    """Holds the functions that implement one kind of adapter.
+
+    Their first argument is its config, except for `prepare`.
 
     Attributes:
       shapes: (method, modules of the base, config of the encoder) -> the shapes of the adapter's
@@ -172,8 +174,8 @@ def rowwise_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
 def _check_has_rows(x: jax.Array) -> None:
     if x.ndim < 3:  # [R, in], not [B, L, in]
         raise ConfigError(
-            "the examples of a batch cannot have different adapters of a layer that also maps "
-            "vectors which all examples share, as the query and key of DeBERTa map its relative "
-            "positions; use one adapter for the batch, or adapt other layers, such as "
+            "an adapter of a layer that also maps vectors which all examples share, as the query "
+            "and key of DeBERTa map its relative positions, cannot be in a set of adapters; use "
+            "bert-jax predict with this adapter alone, or train LoRA of other layers, such as "
             "attention/value"
         )
