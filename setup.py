@@ -12,9 +12,9 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(
-    r'^__version__ = "([^"]+)"', (ROOT / "bert_jax" / "__init__.py").read_text(), re.MULTILINE
+    r'^__version__ = "([^"]+)"', (ROOT / "bert_jax" / "version.py").read_text(), re.MULTILINE
 )
-assert VERSION is not None, "bert_jax/__init__.py has no __version__ line"
+assert VERSION is not None, "bert_jax/version.py has no __version__ line"
 
 CORE = [
     # Arrays, compilation, sharding. 0.10: shard_map, AxisType meshes and keys as used here.
@@ -239,11 +239,11 @@ setup(
     # The server sends the files of its page as they are.
     package_data={
         "bert_jax": ["py.typed"],
-        "bert_jax.hardware": ["tpu_slices.json"],
-        "bert_jax.serve": ["page/*"],
+        "bert_jax.parallel": ["tpu_slices.json"],
+        "bert_jax.apps.serve": ["page/*"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},
+    entry_points={"console_scripts": ["bert-jax = bert_jax.__main__:main"]},
     cmdclass={"build_py": BuildWithSource},
 )

@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     scores.add_argument("--output", type=Path, required=True, help="folder of the runs")
     scores.add_argument("--results", type=Path, help="default: results.json in --output")
     args = parser.parse_args(argv)
+    from bert_jax.apps.studies.job_runner import Interrupted
     from bert_jax.errors import UserError
-    from bert_jax.studies.job_runner import Interrupted
 
     try:
         {"steps": print_steps, "scores": run_scores, "set": print_set}[args.verb](args)
@@ -115,12 +115,12 @@ def prepare_step(
     """Compiles the training step of a method; returns a function that runs it, and its costs."""
     import jax
 
-    from bert_jax.objectives.config import FineTuning
+    from bert_jax.apps.testing.batches import fine_tuning_batch
+    from bert_jax.config.objectives import FineTuning
     from bert_jax.parallel.sharding import batch_sharding, make_mesh, put_batch
     from bert_jax.params import paths
-    from bert_jax.testing.batches import fine_tuning_batch
     from bert_jax.train.step import TrainSetup, init_state
-    from bert_jax.tuning.freezing import is_frozen
+    from bert_jax.train.tuning.freezing import is_frozen
 
     config = step_experiment(args, method)
     assert isinstance(config.objective, FineTuning)
@@ -164,14 +164,14 @@ def prepare_step(
 def step_experiment(args: argparse.Namespace, method: str) -> Any:
     """Returns a config that classifies sequences of --length tokens with the shapes of --model."""
     from bert_jax.cli.arguments.method import METHODS as METHOD_CONFIGS
-    from bert_jax.data.config import FineTuningData
-    from bert_jax.data.finetuning.config import Glue
-    from bert_jax.experiment import Experiment
+    from bert_jax.config.data import FineTuningData
+    from bert_jax.config.experiment import Experiment
+    from bert_jax.config.labeled_data import Glue
+    from bert_jax.config.objectives import FineTuning
+    from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
+    from bert_jax.config.tuning import TuningConfig
     from bert_jax.models.heads.config import SequenceClassificationHead
-    from bert_jax.objectives.config import FineTuning
     from bert_jax.pretrained.load import load_model
-    from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
-    from bert_jax.tuning.config import TuningConfig
 
     tuning = TuningConfig(method=METHOD_CONFIGS[method]())
     phase = Phase(steps=100, seq_length=args.length, batch_size=args.batch_size)
@@ -193,7 +193,7 @@ def step_experiment(args: argparse.Namespace, method: str) -> Any:
 
 def run_scores(args: argparse.Namespace) -> None:
     """Runs what has not finished, records the metrics, and prints mean and standard deviation."""
-    from bert_jax.studies.job_runner import JobRunner, is_finished
+    from bert_jax.apps.studies.job_runner import JobRunner, is_finished
 
     tasks = [*args.tasks, *(["conll"] if args.conll else [])]
     # All methods of a seed before the next seed: an interrupted comparison has complete columns.
@@ -217,7 +217,7 @@ def run_scores(args: argparse.Namespace) -> None:
 
 def score_job(args: argparse.Namespace, task: str, method: str, seed: int) -> Any:
     """Returns the fine-tuning run of a method on a task."""
-    from bert_jax.studies.job_runner import Job
+    from bert_jax.apps.studies.job_runner import Job
 
     arguments = [task, "--model", args.model, "--seed", str(seed), "--method", method]
     if task.startswith("glue/"):
@@ -292,16 +292,16 @@ def print_set(args: argparse.Namespace) -> None:
     import jax
     import numpy as np
 
+    from bert_jax.apps.testing.batches import fine_tuning_batch
+    from bert_jax.config.objectives import FineTuning
     from bert_jax.models.adapters.config import LoRA
     from bert_jax.models.adapters.network import merge_adapter
     from bert_jax.models.heads.config import SequenceClassificationHead
-    from bert_jax.objectives.config import FineTuning
     from bert_jax.objectives.fine_tuning import FineTuningObjective
     from bert_jax.params import paths
     from bert_jax.predict.adapter_set import AdapterSet
     from bert_jax.pretrained.base_model import Base, TrainedAdapter
     from bert_jax.pretrained.load import load_model
-    from bert_jax.testing.batches import fine_tuning_batch
 
     base, head, method = (
         load_model(args.model),

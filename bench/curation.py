@@ -27,13 +27,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.curation import units
-from bert_jax.data.corpus.curation.c4 import clean_page
-from bert_jax.data.corpus.curation.corpus import Corpus, TextFunctions
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.duplicates.lines import line_parts
-from bert_jax.data.corpus.curation.duplicates.minhash import WordHashes, band_keys, shingle_hashes
-from bert_jax.data.corpus.curation.plan import (
+from bert_jax.apps.curate import units
+from bert_jax.apps.curate.corpus import Corpus, TextFunctions
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.duplicates.exact import line_parts
+from bert_jax.apps.curate.duplicates.minhash import WordHashes, band_keys, shingle_hashes
+from bert_jax.apps.curate.plan import (
     CurationConfig,
     ExactDuplicates,
     NearDuplicates,
@@ -41,13 +40,9 @@ from bert_jax.data.corpus.curation.plan import (
     Source,
     make_units,
 )
-from bert_jax.data.corpus.curation.rules import (
-    FINEWEB_QUALITY,
-    GOPHER_QUALITY,
-    GOPHER_REPETITION,
-    RuleSet,
-)
-from bert_jax.data.corpus.curation.workers import Workers
+from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
+from bert_jax.apps.curate.units import clean_page
+from bert_jax.apps.curate.workers import Workers
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.text.cleaning import normalize_text
 from bert_jax.text.sentences import get_sentence_splitter

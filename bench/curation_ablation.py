@@ -28,19 +28,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import write_json
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.plan import (
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.formats.html import HtmlFiles
+from bert_jax.apps.curate.plan import (
     CurationConfig,
     ExactDuplicates,
     NearDuplicates,
     RepeatedLines,
     Source,
 )
-from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
-from bert_jax.data.corpus.formats.html import HtmlFiles
+from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.json_io import read_json
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import get_sentence_splitter
 

@@ -24,15 +24,10 @@ from typing import Any
 
 from curation_ablation import by_hash, docstrings, pages
 
-from bert_jax.data.corpus.curation import signals
-from bert_jax.data.corpus.curation.rules import (
-    FINEWEB_QUALITY,
-    GOPHER_QUALITY,
-    GOPHER_REPETITION,
-    RuleSet,
-)
-from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.formats.html import HtmlFiles
+from bert_jax.apps.curate import signals
+from bert_jax.apps.curate.formats.html import HtmlFiles
+from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
+from bert_jax.apps.curate.signals import SIGNALS, TextView
 
 RULE_SETS = (GOPHER_QUALITY, GOPHER_REPETITION, FINEWEB_QUALITY)
 MAX_CHARACTERS = 15_000

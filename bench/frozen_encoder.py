@@ -85,11 +85,11 @@ def train(
     args: argparse.Namespace, method: str, seed: int, folder: Path, name: str
 ) -> dict[str, float]:
     """Runs one training: seconds per epoch, seconds to cache features, and the dev metric."""
-    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.config.labeled_data import Glue
+    from bert_jax.config.tuning import FROZEN_ENCODER, ComputedFeatures, TuningConfig
     from bert_jax.runs.metrics import read_metrics
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
-    from bert_jax.tuning.config import FROZEN_ENCODER, ComputedFeatures, TuningConfig
 
     recomputed = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
     experiment = fine_tuning_experiment(

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 import transformers
 
+from bert_jax.config.generation import BeamSearch, GenerationConfig, Greedy
 from bert_jax.interop.seq2seq import write_seq2seq_folder
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.params import paths
-from bert_jax.predict.generation.config import BeamSearch, GenerationConfig, Greedy
 from bert_jax.predict.generation.decode import generate_ids, token_rules
 
 MODELS: dict[str, EncoderDecoderConfig] = {

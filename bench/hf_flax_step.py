@@ -17,8 +17,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import BertConfig, FlaxBertForPreTraining  # type: ignore[attr-defined]
 
-from bert_jax.hardware.tpu_slices import find_slice
-from bert_jax.plan.xla.compile_worker import compile_report, topology
+from bert_jax.apps.plan.xla.compile_worker import compile_report, topology
+from bert_jax.parallel.tpu_slices import find_slice
 
 
 def main() -> None:

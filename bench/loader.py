@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.config import (
+from bert_jax.apps.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
+from bert_jax.config.data import (
     Masking,
     PackedSegments,
     PretrainingData,
@@ -32,7 +33,6 @@ from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.sentence_pairs import collate_pairs
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 
 MAX_PREDICTIONS = {128: 20, 512: 76}
 BATCH_SIZE = 64
@@ -226,10 +226,10 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
 
 def print_required_rates(tokens_per_core: float) -> None:
     """Prints the tokens per second that 16 chips need, and how many cores produce them."""
-    from bert_jax.hardware.tpu_slices import all_slices
+    from bert_jax.config.objectives import Pretraining
+    from bert_jax.config.train import Phase
     from bert_jax.models.bert.config import BertConfig
-    from bert_jax.objectives.config import Pretraining
-    from bert_jax.train.config import Phase
+    from bert_jax.parallel.tpu_slices import all_slices
     from bert_jax.train.flops import step_flops
 
     length = 512

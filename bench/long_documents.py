@@ -156,7 +156,7 @@ def measure(args: argparse.Namespace, folder: Path, method: str, seed: int) -> d
 
 def task_config(folder: Path) -> Any:
     """Returns the config of the task: passages with their authors."""
-    from bert_jax.data.finetuning.config import Columns
+    from bert_jax.config.labeled_data import Columns
 
     return Columns(
         train=str(folder / "train.jsonl"),
@@ -168,7 +168,7 @@ def task_config(folder: Path) -> Any:
 
 def train(args: argparse.Namespace, folder: Path, run_folder: Path, method: str, seed: int) -> None:
     """Runs one training."""
-    from bert_jax.config_lib import override
+    from bert_jax.config.config_lib import override
     from bert_jax.data.finetuning.truncation_names import make_truncation
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run

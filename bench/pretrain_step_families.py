@@ -18,10 +18,10 @@ MASK_TOKEN_ID = 4
 
 def objective_config(family: str, compute: Any) -> Any:
     """Returns the objective of a family for bert_jax."""
+    from bert_jax.config.objectives import Pretraining, ReplacedTokens
     from bert_jax.models.albert.config import AlbertConfig
     from bert_jax.models.electra.config import ElectraConfig, generator_config
     from bert_jax.models.modernbert.config import ModernBertConfig
-    from bert_jax.objectives.config import Pretraining, ReplacedTokens
 
     common: dict[str, Any] = {"mask_token_id": MASK_TOKEN_ID, "compute": compute}
     match family:

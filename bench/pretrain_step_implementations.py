@@ -45,7 +45,7 @@ def make_step(implementation: str, case: BenchmarkCase) -> Callable[[], Any]:
 
 def random_batch(case: BenchmarkCase) -> dict[str, Any]:
     """Returns the same batch for all implementations."""
-    from bert_jax.testing.batches import pretraining_batch
+    from bert_jax.apps.testing.batches import pretraining_batch
 
     return pretraining_batch(
         batch_size=case.batch_size,
@@ -57,9 +57,9 @@ def random_batch(case: BenchmarkCase) -> dict[str, Any]:
 
 def make_objective_config(case: BenchmarkCase) -> Any:
     """Returns the objective of a row: that of BERT, or that of another family."""
+    from bert_jax.config.objectives import Pretraining
     from bert_jax.models.bert.config import BertConfig
     from bert_jax.models.layers.config import ComputeConfig
-    from bert_jax.objectives.config import Pretraining
 
     compute: Any = ComputeConfig(dtype=case.dtype)  # type: ignore[arg-type]
     if case.size in FAMILIES:
@@ -72,10 +72,10 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     """Builds the train step as `bert-jax pretrain` compiles it."""
     import jax
 
-    from bert_jax.data.config import PretrainingData
-    from bert_jax.experiment import Experiment
+    from bert_jax.config.data import PretrainingData
+    from bert_jax.config.experiment import Experiment
+    from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
     from bert_jax.parallel import sharding
-    from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.step import TrainSetup
 

@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.finetuning.config import Snli
-from bert_jax.data.sentence_embeddings.config import NliFiles, StsBenchmark
+from bert_jax.config.labeled_data import Snli
+from bert_jax.config.sentence_embeddings import NliFiles, StsBenchmark
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 
 SIDES = ("bert_jax", "sentence-transformers")
 STAGES = ("nli", "stsb")
@@ -193,9 +193,9 @@ def evaluate(model: Path | str, dev: Path) -> float:
     """Returns Spearman's correlation on scored pairs, by one evaluation for both sides."""
     import numpy as np
 
-    from bert_jax.evals.sentence_embeddings import pairwise_similarity, similarity_metrics
     from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_model
+    from bert_jax.tasks.metrics.sentence_embeddings import pairwise_similarity, similarity_metrics
 
     with open(dev, newline="") as file:
         rows = list(csv.reader(file))[1:]

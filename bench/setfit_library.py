@@ -40,7 +40,7 @@ def train_and_evaluate(args: argparse.Namespace, seed: int) -> float:
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 
-    from bert_jax.data.finetuning.config import FewShot, Glue
+    from bert_jax.config.labeled_data import FewShot, Glue
     from bert_jax.data.finetuning.example import TextExample
     from bert_jax.data.finetuning.readers.load_task import load_task
 

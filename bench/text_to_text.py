@@ -143,12 +143,12 @@ def sentences(novel: Path) -> Iterator[list[str]]:
 
 def pretrain(args: argparse.Namespace, model: str) -> None:
     """Trains a tokenizer, prepares the novels and pretrains the model, if that was not done."""
-    from bert_jax.config_lib import override
+    from bert_jax.config.config_lib import override
+    from bert_jax.config.recipes import call_recipe, load_recipe
+    from bert_jax.config.text import TokenizerTrainingConfig
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.prepare import prepare
     from bert_jax.data.corpus.sources import TextFiles
-    from bert_jax.recipes import call_recipe, load_recipe
-    from bert_jax.text.config import TokenizerTrainingConfig
     from bert_jax.text.files import expand_globs
     from bert_jax.text.learn import train_tokenizer_from_files
 
@@ -190,7 +190,7 @@ def fine_tune(
     args: argparse.Namespace, task: str, model: str, is_pretrained: bool, seed: int
 ) -> float:
     """Fine-tunes once and returns the score on dev in percent."""
-    from bert_jax.recipes import call_recipe, load_recipe
+    from bert_jax.config.recipes import call_recipe, load_recipe
 
     files = args.output / "tasks" / task.replace(" ", "-")
     start = "pretrained" if is_pretrained else "untrained"

@@ -20,14 +20,14 @@ import sys
 import time
 from pathlib import Path
 
+from bert_jax.apps.plan.inputs import make_inputs
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.xla.compile_phase import compile_phase, compiler_versions, run_worker
+from bert_jax.apps.plan.xla.compile_report import CompiledEstimate, estimate_compiled
+from bert_jax.config.experiment import Experiment
 from bert_jax.errors import UserError
-from bert_jax.experiment import Experiment
-from bert_jax.hardware.tpu_slices import all_slices, find_slice
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.plan.xla.compile_phase import compile_phase, compiler_versions, run_worker
-from bert_jax.plan.xla.compile_report import CompiledEstimate, estimate_compiled
+from bert_jax.parallel.tpu_slices import all_slices, find_slice
 from bert_jax.train.flops import step_flops
 
 RECIPE = "configs/pretrain/bert.py"

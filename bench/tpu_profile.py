@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.experiment import Experiment
-from bert_jax.hardware.tpu_slices import Slice, find_slice
-from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.plan.xla import compile_worker, hlo
-from bert_jax.plan.xla.compile_phase import LIBTPU_ENVIRONMENT, compiler_versions
+from bert_jax.apps.plan.inputs import make_inputs
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.xla import compile_worker, hlo
+from bert_jax.apps.plan.xla.compile_phase import LIBTPU_ENVIRONMENT, compiler_versions
+from bert_jax.config.experiment import Experiment
+from bert_jax.parallel.tpu_slices import Slice, find_slice
 
 VOCAB_SIZE = 30522
 

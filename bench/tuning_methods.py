@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure_fisher(args: argparse.Namespace, file: Path) -> None:
     """Computes the Fisher information as `bert-jax fisher` does."""
     from bert_jax.pretrained.load import load_model
-    from bert_jax.tuning.fisher import fisher_information, save_fisher
+    from bert_jax.train.tuning.fisher import fisher_information, save_fisher
 
     save_fisher(fisher_information(load_model(args.model), args.corpus), file)
 
@@ -71,10 +71,10 @@ def run_method(
     args: argparse.Namespace, method: str, seed: int, fisher_file: Path
 ) -> dict[str, Any]:
     """Runs one fine-tuning; returns its metric and what was forgotten."""
-    from bert_jax.config_lib import override
-    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.apps.studies.forgetting import measure_forgetting
+    from bert_jax.config.config_lib import override
+    from bert_jax.config.labeled_data import Glue
     from bert_jax.pretrained.load import load_model
-    from bert_jax.studies.forgetting import measure_forgetting
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
 
@@ -112,7 +112,7 @@ def run_method(
 
 def depth_distances(result: dict[str, Any]) -> list[float]:
     """Returns the mean relative distance of the weights at each depth, embeddings first."""
-    from bert_jax.tuning.freezing import count_layers, param_depth
+    from bert_jax.train.tuning.freezing import count_layers, param_depth
 
     distances = {f"encoder/{path}": value for path, value in result["distance"].items()}
     layers = count_layers(distances)

@@ -12,8 +12,10 @@ first used, so `import bert_jax` imports neither jax nor TensorFlow.
 
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from bert_jax.experiment import Experiment as Experiment
+    from bert_jax.config.experiment import Experiment as Experiment
     from bert_jax.predict.embedder import Embedder as Embedder
     from bert_jax.predict.fill_mask import FillMask as FillMask
     from bert_jax.predict.generation.generator import Generator as Generator
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from bert_jax.pretrained.load import load_model as load_model
     from bert_jax.pretrained.seq2seq import load_seq2seq as load_seq2seq
     from bert_jax.train import train as train
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Embedder",
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
         case "Embedder":
             from bert_jax.predict.embedder import Embedder as value
         case "Experiment":
-            from bert_jax.experiment import Experiment as value
+            from bert_jax.config.experiment import Experiment as value
         case "FillMask":
             from bert_jax.predict.fill_mask import FillMask as value
         case "Generator":

@@ -1,7 +1,245 @@
-"""Runs the command line for `python -m bert_jax`, like the console script `bert-jax`."""
+"""Runs the command line `bert-jax VERB`: parses the flags, runs the verb, prints errors.
 
+A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args)`. It imports heavy
+packages inside `run`, so that `--help` and usage errors appear at once.
+
+Exit codes: 0 done; 1 bad input, explained in one `error:` line; 2 wrong usage or configuration. A
+verb may return others: 75 when a signal stopped training, which has saved and can be resumed; 130
+when SIGTERM or Ctrl-C stopped a verb that saves no checkpoint; 70 when training hung; 76 when the
+processes of a run could not connect to each other.
+"""
+
+import argparse
+import io
+import os
+import re
+import signal
 import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from bert_jax.cli import main
+from bert_jax.apps.curate.cli import curate, curate_classifier, curate_ngrams
+from bert_jax.apps.plan import cli as plan
+from bert_jax.apps.quickstart import cli as quickstart
+from bert_jax.apps.search.cli import evaluate as search_evaluate
+from bert_jax.apps.search.cli import hard_negatives as search_hard_negatives
+from bert_jax.apps.search.cli import index as search_index
+from bert_jax.apps.search.cli import query as search_query
+from bert_jax.apps.serve import cli as serve
+from bert_jax.apps.simulate import cli as simulate
+from bert_jax.apps.static_embeddings import cli as distill_static
+from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
+from bert_jax.cli import (
+    convert,
+    embed,
+    evaluate,
+    export,
+    finetune,
+    inspect_data,
+    predict,
+    prepare,
+    pretrain,
+    setfit,
+    show_config,
+    train_tokenizer,
+)
+from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
+from bert_jax.cli.arguments.renamed import renamed_message
+from bert_jax.cli.embeddings import embed_evaluate, embed_train
+from bert_jax.cli.language_models import fill_mask, generate
+from bert_jax.cli.shipped import recipes, tpu
+from bert_jax.errors import UserError, closest_names, did_you_mean
+from bert_jax.io.atomic_io import DISK_ERRORS
+from bert_jax.io.log_handler import set_up_logging
+from bert_jax.io.parent_process import exit_with_parent
+from bert_jax.version import __version__
 
-sys.exit(main())
+VERBS: dict[str, Any] = {
+    "quickstart": quickstart,
+    "tokenizer train": train_tokenizer,
+    "curate": curate,
+    "curate-classifier": curate_classifier,
+    "curate-ngrams": curate_ngrams,
+    "prepare": prepare,
+    "data inspect": inspect_data,
+    "recipes": recipes,
+    "plan": plan,
+    "pretrain": pretrain,
+    "finetune": finetune,
+    "embed-train": embed_train,
+    "setfit": setfit,
+    "simulate": simulate,
+    "tpu": tpu,
+    "glue": glue,
+    "few-shot": few_shot,
+    "sweep": sweep,
+    "show-config": show_config,
+    "baselines": baselines,
+    "export": export,
+    "convert": convert,
+    "evaluate": evaluate,
+    "predict": predict,
+    "fill-mask": fill_mask,
+    "generate": generate,
+    "embed": embed,
+    "embed-evaluate": embed_evaluate,
+    "distill-static": distill_static,
+    "serve": serve,
+    "search index": search_index,
+    "search query": search_query,
+    "search evaluate": search_evaluate,
+    "search mine": search_hard_negatives,
+    "fisher": fisher,
+    "forgetting": forgetting,
+}
+"""Verb -> module, in the order in which `--help` lists them."""
+
+TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train, setfit)
+
+DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT-family encoders, T5 and BART in JAX."
+
+EPILOG = """\
+example: train a tokenizer, prepare documents, pretrain, export, predict
+  bert-jax tokenizer train --vocab-size 8192 --output vocabulary 'books/*.txt'
+  bert-jax prepare --files 'books/*.txt' --tokenizer vocabulary --output prepared
+  bert-jax pretrain bert --run runs/tiny --arg size=tiny corpus=prepared
+  bert-jax export runs/tiny --output exported
+  bert-jax fill-mask exported "It was a [MASK] night."
+
+On Linux, `pretrain`, `finetune`, `embed-train`, `setfit` and `quickstart` restart themselves once,
+in the same process, with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes training on a CPU
+faster. To prevent this, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit code; `--help` and usage errors raise SystemExit."""
+    parser = build_parser()
+    if message := renamed_message(sys.argv[1:] if argv is None else argv):
+        parser.error(message)
+    args = parser.parse_args(argv)
+    set_up_logging()
+    if sys.stdout is None:  # Python's value if the shell has closed it (`>&-`)
+        sys.stdout = _ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+    if argv is None:  # not when called from Python
+        if args.chosen_verb in TRAINING_VERBS:
+            restart_with_huge_pages()
+        else:  # as Ctrl-C: worker processes and temporary files are removed
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        exit_with_parent()
+    try:
+        return args.chosen_verb.run(args) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The program that reads our output, such as `head`, has exited. Without this, Python
+        # would try to flush standard output at exit and print a second error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        location = f"{error.filename}: " if error.filename else ""
+        print(
+            f"error: {location}{error.strerror}; free some space or check the disk, then run the "
+            "same command again, which continues from what was saved",
+            file=sys.stderr,
+        )
+        return UserError.exit_code
+    except KeyboardInterrupt:
+        # A second signal while Python shuts down ends the process without a traceback.
+        if argv is None:  # not when called from Python
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Stands for a closed standard output; what would be lost there is an error."""
+
+    def write(self, text: str) -> int:
+        raise UserError("standard output is closed; redirect it to a file, or use --output")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the parser of all verbs; a name of two words (`data inspect`) is a verb in a group."""
+    parser = _Parser(prog="bert-jax", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
+    subparsers = parser.add_subparsers(metavar="VERB", required=True)
+    groups: dict[str, Any] = {}
+    for name, module in VERBS.items():
+        *group, leaf = name.split()
+        parent = subparsers
+        if group:
+            (group_name,) = group
+            if group_name not in groups:
+                group_help = f"group of verbs, such as `bert-jax {name}`: {module.HELP}"
+                group_parser = subparsers.add_parser(group_name, help=group_help)
+                groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
+            parent = groups[group_name]
+        verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)
+        module.add_arguments(verb)
+        verb.set_defaults(chosen_verb=module)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parses arguments, keeps the line breaks of examples, and refuses abbreviated flags.
+
+    A script that abbreviates --output as --out would break when another flag --out-... is added.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings
+        )
+        self._is_intermixed = False
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (typed in overloads)
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parses arguments; texts may come before, between and after flags.
+
+        Without this, argparse would take MODEL and no texts as soon as it has read MODEL, and
+        refuse the texts in `predict MODEL --pairs TEXT TEXT`.
+        """
+        if self._is_intermixed:
+            return super().parse_known_args(args, namespace)
+        has_texts = any(action.dest == "texts" for action in self._actions)
+        self._is_intermixed = has_texts  # then the next calls come from parse_known_intermixed_args
+        parse = self.parse_known_intermixed_args if has_texts else super().parse_known_args
+        try:
+            parsed, unknown = parse(args, namespace)
+        finally:
+            self._is_intermixed = False
+        if unknown:  # reported by the parser of the verb, which prints the usage of the verb
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown)}")
+        return parsed, unknown
+
+    def _suggest(self, unknown: Sequence[str]) -> str:
+        flag = next((w.partition("=")[0][2:] for w in unknown if w.startswith("--")), "")
+        known = [name[2:] for name in self._option_string_actions if name.startswith("--")]
+        nearest = "".join(
+            f"did you mean --{name}? " for name in closest_names(flag, known, cutoff=0.6)
+        )
+        if not flag and "--arg" in self._option_string_actions and "=" in unknown[0]:
+            nearest = f"did you mean --arg {unknown[0]}? "
+        return f"; {nearest}`{self.prog} --help` lists all flags"
+
+    def error(self, message: str) -> NoReturn:
+        """Prints usage, message and the next step, such as the name nearest to a wrong choice."""
+        if message.startswith("the following arguments are required"):
+            message = f"{message}; `{self.prog} --help` explains them and has an example"
+        if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
+            name, choices = found.groups()
+            if nearest := did_you_mean(name, re.findall(r"[^\s',]+", choices)).strip():
+                message = f"{message}; {nearest}"
+        super().error(message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,13 +10,10 @@ runs it as one of its stages. To run only this stage, on the corpora prepared by
 
 from dataclasses import replace
 
-from bert_jax.data.config import Masking, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
-from bert_jax.objectives.config import Pretraining
-from bert_jax.train.config import (
+from bert_jax.config.data import Masking, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
@@ -25,6 +22,9 @@ from bert_jax.train.config import (
     TrainConfig,
     WarmupStableDecay,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 
 SEQ_LENGTH = 64
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
-from bert_jax.testing.models import small_model
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""Checks the structure of the source code: allowed imports, sizes of files, forbidden calls.
+"""Checks the structure of the source code: allowed imports, forbidden calls.
 
 `docs/ARCHITECTURE.md` describes the packages; this file checks the rules between them.
 """
@@ -12,62 +12,51 @@ from pathlib import Path
 
 import pytest
 
-from bench.structure import imported_names, parse, statements
+from bench.structure import import_cycles, imported_names, parse, statements
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "bert_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Layers from the bottom up. A package may import packages of lower layers, and its own modules;
-# within a layer only the imports in SAME_LAYER are allowed. A `config.py` belongs to no layer: it
-# imports `errors` and other configs only (test_configs_import_errors_and_other_configs_only), so
-# everything may import it.
+# Layers from the bottom up. A package imports packages of lower layers and its own modules; so
+# there is no circle of packages, and only `__main__`, which lists the verbs, imports apps.
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "legacy_names", "file_lock", "log_handler", "parent_process", "vectors"},
-    {"json_io"},
-    {"atomic_io", "config_lib", "batch", "params", "hardware", "__init__"},
-    {"functional", "recipes", "text", "runs"},
-    {"models", "objectives", "data", "parallel", "distributed", "checkpoints", "interop"},
-    {"experiment"},
-    {"pretrained"},
-    {"evals", "tuning"},
-    {"tasks"},
-    {"predict", "report", "search"},
+    {"errors", "version", "legacy_names"},
+    {"io", "params", "batch"},
+    {"models"},
+    {"config"},
+    {"objectives", "text"},
+    {"data", "interop", "parallel"},
+    {"tasks", "runs"},
+    {"pretrained", "report"},
+    {"predict"},
     {"train", "export"},
-    {"studies", "plan", "simulate", "quickstart", "testing", "serve"},
     {"cli"},
+    {"apps"},
     {"__main__"},
 )
-SAME_LAYER = {
-    "objectives": {"models"},
-    "parallel": {"models", "objectives"},
-    "interop": {"models"},
-    "checkpoints": {"distributed"},
-    "export": {"train"},
-    "search": {"predict"},
-    "testing": {"studies"},
-    "quickstart": {"studies"},
+# App -> other apps that it imports. An app imports no other app without a reason.
+APPS_THAT_USE_OTHERS = {
+    # It is a tour of the product: it curates its corpus and compares its model with n-grams.
+    "quickstart": {"curate", "studies"},
 }
+MAX_TOP_LEVEL = 22  # packages and modules directly in bert_jax/, which a reader sees first
 
 # Heavy library -> the only packages or modules of bert_jax/ that may import it.
 JAX_PACKAGES = {
-    "functional",
+    "params",
     "models",
     "objectives",
     "parallel",
-    "tuning",
-    "evals",
     "train",
     "predict",
-    "plan",
-    "checkpoints",
-    "distributed",
-    "hardware",
     "pretrained",
     "export",
     "report",
     "runs",
-    "serve",
+    "tasks",
+    "cli",
+    "apps",
 }
 TENSORFLOW_FILES = {
     "data/seqio/text_tasks.py",
@@ -82,29 +71,30 @@ TENSORFLOW_FILES = {
     "interop/tf1.py",
 }
 MAY_USE = {
-    "jax": JAX_PACKAGES | {"cli", "testing"},
-    "flax": {"functional", "models", "objectives"},
-    "optax": {"train", "tuning", "parallel"},
-    "orbax": {"checkpoints", "distributed", "train"},
+    "jax": JAX_PACKAGES,
+    "flax": {"params", "models", "objectives"},
+    "optax": {"train", "parallel"},
+    "orbax": {"runs", "parallel", "train"},
     "grain": {"data"},
     "tensorflow": TENSORFLOW_FILES,
     "tensorflow_text": TENSORFLOW_FILES,
     "tensorflow_datasets": TENSORFLOW_FILES,
     "seqio": TENSORFLOW_FILES,
-    "apache_beam": {"data/corpus/beam.py", "data/corpus/beam_curation.py"},
+    "apache_beam": {"data/corpus/beam.py", "apps/curate/beam.py"},
     # Reading `pytorch_model.bin`, with weights_only; torch is not a dependency.
-    "torch": {"interop/torch_file.py"},
+    "torch": {"interop/weight_files.py"},
     "transformers": set(),
     "onnx": {"export"},
-    "onnxruntime": {"export", "serve"},
+    "onnxruntime": {"export", "apps"},
     "pickle": set(),
 }
-# What may call `print`; everything else logs (bert_jax/log_handler.py).
+# What may call `print`; everything else logs (bert_jax/io/log_handler.py).
 PRINTS_TO_STDOUT = {
     "bert_jax/cli/",  # the results of the verbs
+    "bert_jax/apps/",
     "bert_jax/data/corpus/beam.py",  # a command of its own
-    "bert_jax/data/corpus/beam_curation.py",  # the same
-    "bert_jax/quickstart/stages.py",  # the summary
+    "bert_jax/apps/curate/beam.py",  # the same
+    "bert_jax/apps/quickstart/stages.py",  # the summary
     "tpu/launcher/cloud/gcloud.py",  # the commands of a dry run
     "tpu/launcher/commands_inspect.py",
     "tpu/launcher/commands_launch.py",
@@ -112,10 +102,10 @@ PRINTS_TO_STDOUT = {
     "tpu/worker/devices.py",
 }
 PRINTS_TO_STDERR = {
-    "bert_jax/log_handler.py",  # the handler
-    "bert_jax/cli/__init__.py",  # the line `error: ...`
+    "bert_jax/io/log_handler.py",  # the handler
+    "bert_jax/__main__.py",  # the line `error: ...`
     "bert_jax/data/corpus/beam.py",
-    "bert_jax/data/corpus/beam_curation.py",
+    "bert_jax/apps/curate/beam.py",
     "bert_jax/train/watchdog.py",  # a thread that hangs may hold the lock of a handler
     "tpu/launcher/cli.py",
     "tpu/launcher/runs/cost.py",  # a question that the user answers on the same line
@@ -124,12 +114,11 @@ PRINTS_TO_STDERR = {
 # Imports the modules of a family from the package of its config class.
 FAMILIES = {"models/encoder.py"}
 # Modules that run a Python file named by the user: a recipe, or a file with seqio tasks.
-RUNS_USER_FILES = {"recipes.py", "data/seqio/text_tasks.py"}
+RUNS_USER_FILES = {"config/recipes.py", "data/seqio/text_tasks.py"}
 
 # Ends of the names of functions that run strings or files as code.
 RUNS_STRINGS = ("eval", "exec", "compile", "__import__", "import_module", "exec_module")
 
-MAX_FILE_LINES = 300
 # Libraries that `--help`, reading a config and reading a recipe must not import.
 HEAVY = (
     "jax",
@@ -192,7 +181,7 @@ def imported_package(dotted: str) -> str:
 def allowed_imports(package: str) -> set[str]:
     """Returns the packages that a package may import, including itself."""
     level = next(i for i, layer in enumerate(LAYERS) if package in layer)
-    return {package}.union(*LAYERS[:level]) | SAME_LAYER.get(package, set())
+    return {package}.union(*LAYERS[:level])
 
 
 def upward_imports() -> list[str]:
@@ -203,15 +192,37 @@ def upward_imports() -> list[str]:
         if name_of(file) != "__init__.py"  # the public names, imported when they are first used
         for allowed in [allowed_imports(package_of(file))]
         for line, name in imports(file)
-        if name.startswith("bert_jax.")
-        and imported_package(name) not in allowed
-        and name.split(".")[2:3] != ["config"]
+        if name.startswith("bert_jax.") and imported_package(name) not in allowed
     ]
 
 
 def test_packages_import_lower_layers_only():
-    assert {package_of(f) for f in FILES} <= set().union(*LAYERS), "a new package: give it a layer"
+    assert {package_of(f) for f in FILES} - {"__init__"} <= set().union(*LAYERS), (
+        "a new package: give it a layer"
+    )
     assert not upward_imports()
+
+
+def test_modules_import_no_circle():
+    assert not import_cycles()
+
+
+def test_apps_import_no_other_app_without_a_reason():
+    used: dict[str, set[str]] = {}
+    for file in PACKAGE.glob("apps/*/**/*.py"):
+        app = file.relative_to(PACKAGE).parts[1]
+        for _, name in imports(file):
+            match name.split("."):
+                case ["bert_jax", "apps", other, *_] if other != app:
+                    used.setdefault(app, set()).add(other)
+                case _:
+                    pass
+    assert used == APPS_THAT_USE_OTHERS
+
+
+def test_the_top_level_is_small():
+    names = {package_of(file) for file in FILES} - {"__init__", "__main__"}
+    assert len(names) <= MAX_TOP_LEVEL, sorted(names)
 
 
 def test_heavy_libraries_are_imported_by_listed_packages_only():
@@ -225,27 +236,27 @@ def test_heavy_libraries_are_imported_by_listed_packages_only():
     assert not wrong
 
 
-UNIONS_OF_CONFIGS = {
-    "bert_jax.models.encoder.EncoderConfig",
-    "bert_jax.models.encoder_decoder.EncoderDecoderConfig",
-}
-
-
 def test_configs_import_errors_and_other_configs_only():
-    names = {"config", "pretraining_config", "optimizer_config"}
-    configs = [f for f in FILES if f.stem in {*names, "experiment"}]
-    wrong = []
-    for file in configs:
-        for line, name in imports(file):
-            library, *rest = name.split(".")
-            if file.name == "experiment.py" and name.startswith("bert_jax.config_lib."):
-                continue  # checks the types of the fields of what a recipe returns
-            light = library in sys.stdlib_module_names
-            allowed = library == "bert_jax" and (rest[0] == "errors" or names & {*rest})
-            allowed = allowed or name in UNIONS_OF_CONFIGS
-            if not (light or allowed):
-                wrong.append(f"{name_of(file)}:{line} imports {name}")
-    assert len(configs) >= 5 and not wrong
+    """Reading a config imports no jax and builds no model."""
+    # Written tables and unions of config classes; config_lib and recipes read files of configs.
+    tables = ("bert_jax.models.encoder", "bert_jax.models.encoder_decoder")
+    configs = [*PACKAGE.glob("models/**/*config.py"), *PACKAGE.glob("config/*.py")]
+    wrong = [
+        f"{name_of(file)}:{line} imports {name}"
+        for file in configs
+        for line, name in imports(file)
+        for library, *rest in [name.split(".")]
+        if library not in sys.stdlib_module_names
+        and not name.startswith(tables)
+        and not (
+            library == "bert_jax"
+            and (
+                rest[0] in ("errors", "config", "legacy_names")
+                or rest[-2:-1] in (["config"], ["pretraining_config"])
+            )
+        )
+    ]
+    assert len(configs) >= 20 and not wrong
 
 
 def test_no_recipe_imports_another():
@@ -271,7 +282,7 @@ def test_nnx_split_and_merge_are_used_in_functional_only():
         and isinstance(node.value, ast.Name)
         and node.value.id == "nnx"
         and node.attr
-        in (forbidden if name_of(file) == "functional.py" else conversions | forbidden)
+        in (forbidden if name_of(file) == "params/functional.py" else conversions | forbidden)
     ]
     assert not wrong
 
@@ -324,12 +335,6 @@ def test_only_listed_modules_print():
     assert printing == {False: PRINTS_TO_STDOUT, True: PRINTS_TO_STDERR}, "remove stale entries"
 
 
-def test_files_are_small():
-    """The lengths of functions are measured by bench/structure.py (tests/structure_test.py)."""
-    sizes = {name_of(file): len(file.read_text().splitlines()) for file in FILES}
-    assert not {name: size for name, size in sizes.items() if size > MAX_FILE_LINES}
-
-
 def test_no_module_has_a_vague_name():
     vague = {"utils", "util", "helpers", "common", "misc", "tools"}
     assert not [name_of(f) for f in FILES if f.stem in vague]
@@ -371,13 +376,13 @@ def test_training_and_prediction_do_not_import_tensorflow():
     "code",
     [
         "import bert_jax",
-        "import bert_jax.experiment",
-        "from bert_jax.cli import main; main(['--help'])",
-        "from bert_jax.cli import VERBS, main\n"
+        "import bert_jax.config.experiment",
+        "from bert_jax.__main__ import main; main(['--help'])",
+        "from bert_jax.__main__ import VERBS, main\n"
         "for verb in VERBS:\n"
         "    try: main([*verb.split(), '--help'])\n"
         "    except SystemExit as done: assert done.code == 0",
-        "from bert_jax.recipes import load_recipe\n"
+        "from bert_jax.config.recipes import load_recipe\n"
         "from pathlib import Path\n"
         "for recipe in Path('configs').rglob('*.py'): load_recipe(recipe)",
     ],

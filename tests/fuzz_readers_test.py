@@ -1,6 +1,6 @@
 """Damages files at random: every reader returns a value or raises a UserError, nothing else.
 
-Covers bert_jax/json_io.py, text/files.py, text/load_tokenizer.py, data/finetuning/readers/,
+Covers bert_jax/io/json_io.py, text/files.py, text/load_tokenizer.py, data/finetuning/readers/,
 data/corpus/manifest.py, data/corpus/shards.py, runs/, report/run_data.py, report/run_report.py,
 checkpoints/checksums.py, interop/, tuning/fisher.py and recipes.py.
 """
@@ -17,11 +17,12 @@ import pytest
 from etils import epath
 from safetensors.numpy import save as safetensors_bytes
 
-from bert_jax import recipes
-from bert_jax.checkpoints import checksums
+from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config import recipes
+from bert_jax.config.labeled_data import Columns, Conll, Snli, Squad, Swag
 from bert_jax.data.corpus.manifest import read_manifest
 from bert_jax.data.corpus.shards import read_shard_metadata
-from bert_jax.data.finetuning.config import Columns, Conll, Snli, Squad, Swag
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
@@ -30,11 +31,10 @@ from bert_jax.models.parameters import parts_in
 from bert_jax.params.paths import flatten as paths_of
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import attempt_log, metrics, run_folder
-from bert_jax.testing.models import small_model
-from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.runs.checkpoints import checksums
 from bert_jax.text.files import read_documents
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.tuning.fisher import load_fisher
+from bert_jax.train.tuning.fisher import load_fisher
 
 CSV = 'text,label,other\nA net.,good,1\n"A boat, small",bad,2\nThe sea.,good,3\n'
 TSV = "text\tlabel\nA net.\tgood\nThe sea.\tbad\n"

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from bert_jax import legacy_names
-from bert_jax.config_lib import from_json, override, to_json
+from bert_jax.config.config_lib import from_json, override, to_json
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Columns
+from bert_jax.config.train import CheckpointConfig
 from bert_jax.data.corpus.manifest import read_manifest
-from bert_jax.data.finetuning.config import Columns
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.runs.metrics import EVALUATION, read_metrics
-from bert_jax.train.config import CheckpointConfig
 from bert_jax.train.run import run
 
 SAVED = Path(__file__).parent / "fixtures" / "saved_by_c60d2da.tar.gz"

@@ -64,9 +64,9 @@ def test_a_wheel_packs_the_same_code_for_hosts_as_a_checkout(installed):
             if name.startswith(f"{folder}/") and (pattern == "*" or name.endswith(".py"))
         }
     assert {"setup.py", "pyproject.toml", "constraints.txt", "README.md"} <= set(bundle.files)
-    assert {"bert_jax/py.typed", "bert_jax/hardware/tpu_slices.json"} <= set(bundle.files)
+    assert {"bert_jax/py.typed", "bert_jax/parallel/tpu_slices.json"} <= set(bundle.files)
     for name in ("index.html", "style.css", "app.js", "icon.svg"):
-        assert f"bert_jax/serve/page/{name}" in bundle.files
+        assert f"bert_jax/apps/serve/page/{name}" in bundle.files
 
 
 def test_citation_names_the_current_version():

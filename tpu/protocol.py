@@ -51,7 +51,7 @@ POD_VERBS = ("pretrain", "finetune")
 
 @dataclass(frozen=True, kw_only=True)
 class SliceShape:
-    """Holds the sizes of a slice that a host needs; see bert_jax/hardware/tpu_slices.json."""
+    """Holds the sizes of a slice that a host needs; see bert_jax/parallel/tpu_slices.json."""
 
     name: str
     hosts: int

@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts the checkpoint and prints which parts the source does not have."""
-    from bert_jax.atomic_io import check_new_folder
     from bert_jax.export.export import export
+    from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.initial import load_generator, load_model_or_tf1
     from bert_jax.pretrained.seq2seq import is_seq2seq
 

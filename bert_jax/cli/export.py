@@ -87,11 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
-    from bert_jax.atomic_io import check_new_folder
     from bert_jax.export.adapter import export_adapter
     from bert_jax.export.export import export
     from bert_jax.export.onnx.write import check_onnx_installed
     from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
+    from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
     from bert_jax.pretrained.sentence_model import is_sentence_encoder, sentence_model_of

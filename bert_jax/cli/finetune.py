@@ -28,10 +28,10 @@ from bert_jax.cli.arguments.text_to_text import (
     refuse_columns_of_texts,
     text_to_text_experiment,
 )
-from bert_jax.config_lib import override
+from bert_jax.config.config_lib import override
+from bert_jax.config.experiment import Experiment
 from bert_jax.data.finetuning.truncation_names import make_truncation
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 
 HELP = "fine-tune an encoder on a task of GLUE, SQuAD, CoNLL or your own labeled files"
 
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
 
         FoundItems.read(args.contamination)  # raises for a folder without the file
         copy_items([args.contamination], Path(args.run))
-    from bert_jax.distributed.processes import config_from_environment, initialize
+    from bert_jax.parallel.processes import config_from_environment, initialize
 
     initialize(config_from_environment())
     from bert_jax.train.run import run as train
@@ -226,8 +226,8 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
 
 
 def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
+    from bert_jax.config.tuning import FROZEN_ENCODER, TuningConfig
     from bert_jax.train.presets import DEFAULT_EPOCHS, fine_tuning_experiment
-    from bert_jax.tuning.config import FROZEN_ENCODER, TuningConfig
 
     if args.task.endswith(".py"):
         raise ConfigError(f"a recipe is given with --config: finetune --config {args.task}")
@@ -274,7 +274,7 @@ def _refuse_window_overlap_by_set(args: argparse.Namespace) -> None:
 
 def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
     """Raises ConfigError if an overlap was given for texts that are not cut into windows."""
-    from bert_jax.data.finetuning.config import JointWindows, Windows
+    from bert_jax.config.labeled_data import JointWindows, Windows
     from bert_jax.models.heads.config import QuestionAnsweringHead, TokenClassificationHead
 
     has_windows = isinstance(experiment.data.truncation, Windows | JointWindows) or isinstance(

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.cli.arguments.prediction import (
     MODEL_WITH_HEAD,
     add_base_argument,
@@ -20,6 +19,7 @@ from bert_jax.cli.arguments.prediction import (
 )
 from bert_jax.cli.arguments.text_inputs import text_groups
 from bert_jax.errors import ConfigError
+from bert_jax.io.atomic_io import atomic_path, check_writable
 
 if TYPE_CHECKING:
     from bert_jax.predict.predictor import Predictor

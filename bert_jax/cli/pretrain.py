@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     experiment = load_experiment(args)
     if args.init_from:
         experiment = dataclasses.replace(experiment, init_from=args.init_from)
-    from bert_jax.distributed.processes import config_from_environment, initialize
+    from bert_jax.parallel.processes import config_from_environment, initialize
 
     initialize(config_from_environment())
     from bert_jax.train.run import run as train

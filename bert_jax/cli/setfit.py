@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from bert_jax.cli.arguments.task import add_task_arguments, task_config
-from bert_jax.data.finetuning.config import Columns, Glue, Snli
+from bert_jax.config.labeled_data import Columns, Glue, Snli
 from bert_jax.errors import ConfigError
 
 HELP = "train a classifier from a few labeled texts with a sentence encoder (SetFit)"
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             f"SetFit is for classification, but the task is {args.task}; expected glue/NAME, snli "
             "or columns"
         )
-    from bert_jax.data.sentence_embeddings.config import ContrastivePairs
+    from bert_jax.config.sentence_embeddings import ContrastivePairs
     from bert_jax.train.setfit import SetFitConfig, train_setfit
 
     given = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}

@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> None:
     experiment = load_experiment(args)
     import jax
 
-    from bert_jax.config_lib import fingerprint, to_json
+    from bert_jax.config.config_lib import fingerprint, to_json
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel.sharding import make_mesh, parameter_spec
     from bert_jax.params import paths
     from bert_jax.train.flops import step_flops
     from bert_jax.train.optimizer import WEIGHT_DECAY
-    from bert_jax.tuning.freezing import is_frozen, lowest_trainable_depth
+    from bert_jax.train.tuning.freezing import is_frozen, lowest_trainable_depth
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bert_jax.text.config import TOKENIZER_KINDS
+from bert_jax.config.text import TOKENIZER_KINDS
 
 HELP = "train a WordPiece, byte-level BPE or Unigram tokenizer on text files"
 
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Trains the tokenizer, writes its folder and prints a summary."""
-    from bert_jax.text.config import TokenizerTrainingConfig
+    from bert_jax.config.text import TokenizerTrainingConfig
     from bert_jax.text.learn import train_tokenizer_from_files
 
     config = TokenizerTrainingConfig(

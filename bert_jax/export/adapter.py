@@ -11,14 +11,13 @@ import jax
 import numpy as np
 from safetensors import SafetensorError
 
-import bert_jax
-from bert_jax.atomic_io import atomic_path, check_new_folder
-from bert_jax.config_lib import from_json
+from bert_jax.config.config_lib import from_json
 from bert_jax.errors import UserError
 from bert_jax.export.export import TOLERANCE
 from bert_jax.export.model_card import AdapterFacts, model_card
 from bert_jax.interop.peft.adapter_config import ADAPTER_WEIGHTS, PeftAdapter
 from bert_jax.interop.peft.folder import write_adapter_folder
+from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.models.adapters.config import PrefixTuning
 from bert_jax.models.adapters.modules import group_adapter, group_by_module
 from bert_jax.models.adapters.network import implementation
@@ -28,6 +27,7 @@ from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import BASE, base_of, restore_run, tuning_of
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.runs import run_folder
+from bert_jax.version import __version__
 
 
 def export_adapter(run: Path, output: Path, base_path: str | None = None) -> float:
@@ -54,7 +54,7 @@ def export_adapter(run: Path, output: Path, base_path: str | None = None) -> flo
     try:
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
-            write_adapter_folder(partial_folder, adapter, model.config, bert_jax.__version__)
+            write_adapter_folder(partial_folder, adapter, model.config, __version__)
             if model.tokenizer is not None:
                 model.tokenizer.save(partial_folder)
             difference = _verify(model, partial_folder)

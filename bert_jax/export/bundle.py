@@ -16,19 +16,19 @@ import jax.export
 import numpy as np
 from safetensors.numpy import save_file
 
-import bert_jax
-from bert_jax.atomic_io import atomic_path, check_new_folder, write_json
-from bert_jax.config_lib import to_json
+from bert_jax.config.config_lib import to_json
 from bert_jax.export import load_bundle
 from bert_jax.export.load_bundle import FORMAT, INFO, Bundle
 from bert_jax.export.outputs import ShippedNetwork
 from bert_jax.export.sample_texts import largest_difference, sample_texts, text_batch
+from bert_jax.io.atomic_io import atomic_path, check_new_folder, write_json
 from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths
 from bert_jax.predict.batching import MIN_LENGTH
 from bert_jax.predict.sentence_texts import choose_prompt
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.version import __version__
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """The kinds of devices on which a bundle runs; one file serves all of them."""
@@ -78,7 +78,7 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
     info = {
         "format": FORMAT,
         "model": {"encoder": to_json(network.config), "output": to_json(network.output)},
-        "bert_jax_version": bert_jax.__version__,
+        "bert_jax_version": __version__,
         "jax_version": jax.__version__,
         "platforms": PLATFORMS,
         "family": network.config.family,

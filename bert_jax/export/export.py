@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path, check_new_folder
 from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.export.onnx.write import OnnxPrecision, write_onnx
 from bert_jax.export.outputs import shipped_network
 from bert_jax.interop import huggingface
-from bert_jax.json_io import format_json, read_json_object
+from bert_jax.io.atomic_io import atomic_path, check_new_folder
+from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import label_tokens_of, window_encoder_of
 from bert_jax.models.heads.pretraining import HEADS

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.export.model_card_task import (
     distillation_lines,
@@ -15,7 +14,7 @@ from bert_jax.export.model_card_task import (
     model_card_sections,
     table,
 )
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 from bert_jax.models.heads.config import RankingHead, RegressionHead, TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
@@ -23,6 +22,7 @@ from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
 from bert_jax.runs.metrics import FILE as METRICS_FILE
 from bert_jax.runs.metrics import TRAIN, read_metrics
 from bert_jax.tasks import kind_of_head
+from bert_jax.version import __version__
 
 _USAGE = """\
 ```python
@@ -50,7 +50,7 @@ bert-jax predict {name} {example}
 ```
 
 ```python
-import bert_jax
+from bert_jax.version import __version__
 
 predict = bert_jax.Predictor(bert_jax.load_model("{name}"))
 ```
@@ -257,7 +257,7 @@ def _last_training_row(run: RunCheckpoint) -> dict[str, Any] | None:
 def provenance_lines(
     model: LoadedModel, difference: float, adapter: AdapterFacts | None
 ) -> list[str]:
-    written_by = f"Written by bert_jax {bert_jax.__version__}"
+    written_by = f"Written by bert_jax {__version__}"
     commit = _commit()
     lines = [f"{written_by} (commit `{commit}`)." if commit else f"{written_by}."]
     if model.run is None:
@@ -278,7 +278,7 @@ def provenance_lines(
 
 def _commit() -> str | None:
     """Returns the commit of this package's source tree; None if it is not in a repository."""
-    package = Path(bert_jax.__file__).parent
+    package = Path(__file__).parent
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(package), *args]

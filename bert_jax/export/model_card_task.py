@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config_lib import flatten, to_json
+from bert_jax.config.config_lib import flatten, to_json
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.pretrained.load import RunCheckpoint
 from bert_jax.report.html import format_value, humanize
 from bert_jax.runs import run_folder
-from bert_jax.tuning.config import TuningConfig
 
 _INTERVALS_NOTE = (
     "The intervals are 95 % bootstrap intervals over the examples of a split. They do not include "

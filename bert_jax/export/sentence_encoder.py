@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path, check_new_folder
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import TOLERANCE, log_onnx, verify_export, write_folder
 from bert_jax.export.model_card import provenance_lines, run_sections
 from bert_jax.export.onnx.write import OnnxPrecision
-from bert_jax.interop.sentence_transformers.folder import SentenceHead, write_sentence_head
+from bert_jax.interop.sentence_transformers import SentenceHead, write_sentence_head
+from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.models.huggingface import format_of
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path, check_new_folder
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.seq2seq import write_seq2seq_folder
-from bert_jax.json_io import format_json, read_json_object
+from bert_jax.io.atomic_io import atomic_path, check_new_folder
+from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.params import paths
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq

@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop import huggingface_heads as heads
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (

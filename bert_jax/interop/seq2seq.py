@@ -15,7 +15,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop.huggingface import CONFIG, FlatParams, canonical_tensors
 from bert_jax.interop.huggingface_config import check_supported, read_field
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
-from bert_jax.json_io import format_json, read_json_object
+from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.seq2seq.huggingface import (
     FORCED_TOKENS,

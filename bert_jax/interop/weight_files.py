@@ -1,4 +1,4 @@
-"""Reads the tensors of a Hugging Face folder: one file, or shards that an index file lists.
+"""Reads weight files: safetensors, and `pytorch_model.bin` without running code in it.
 
 model.safetensors               all tensors
 model.safetensors.index.json    the shard of each tensor, as {"weight_map": {tensor: file name}};
@@ -17,8 +17,53 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bert_jax.errors import UserError
-from bert_jax.interop.torch_file import read_torch_file
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
+
+
+def read_torch_file(file: Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a state dict by name.
+
+    A `.bin` file is a pickle, which may contain any code; `weights_only` rebuilds only tensors. No
+    other module of this package imports torch.
+
+    Raises:
+      UserError: torch is absent, the file is damaged, or it contains anything but named tensors.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UserError(
+            f"{file}: reading a .bin file needs PyTorch, which is not installed; install it, or "
+            "convert the file to model.safetensors (`save_pretrained` of transformers does so)"
+        ) from None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zipfile and torch raise a dozen types
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise UserError(
+            f"{file}: not read, because it is damaged or contains objects other than tensors, "
+            f"which could run code ({type(error).__name__}: {reason}); use model.safetensors"
+        ) from None
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: expected named tensors, found a {type(state).__name__}")
+    tensors: dict[str, np.ndarray] = {}
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise UserError(
+                f"{file}: {name!r} is a {type(value).__name__}; expected a state dict, which has "
+                "only tensors with names"
+            )
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            kind = "quantized" if value.is_quantized else "empty" if value.is_meta else "sparse"
+            raise UserError(
+                f"{file}: {name} is a {kind} tensor; save the model with dense float32 tensors, "
+                "as `save_pretrained` of transformers does"
+            )
+        # `detach`: a Parameter requires a gradient, which NumPy arrays do not have.
+        array = value.detach()
+        tensors[name] = (array.float() if array.is_floating_point() else array).numpy()
+    return tensors
+
 
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 _INDEX_SUFFIX = ".index.json"

@@ -15,7 +15,6 @@ import jax
 from flax import nnx
 
 from bert_jax.batch import encoder_inputs
-from bert_jax.functional import Network
 from bert_jax.models.encoder import EncoderConfig, EncoderOutput, build_encoder
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig, build_encoder_decoder
 from bert_jax.models.heads.config import (
@@ -41,6 +40,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.global_attention import global_attention_mask
 from bert_jax.models.seq2seq.network import EncoderDecoder
+from bert_jax.params.functional import Network
 
 Batch = Mapping[str, Any]
 

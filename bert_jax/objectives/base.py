@@ -4,8 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from bert_jax.functional import Params
 from bert_jax.objectives.weighted_mean import WeightedMean
+from bert_jax.params.functional import Params
 
 Batch = dict[str, jax.Array]
 

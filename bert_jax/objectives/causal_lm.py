@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import ENCODER_FIELDS
-from bert_jax.functional import Params
+from bert_jax.config.objectives import CausalLM
 from bert_jax.models.model import build_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.config import CausalLM
 from bert_jax.objectives.weighted_mean import (
     WeightedMean,
     cross_entropy,
@@ -18,6 +17,7 @@ from bert_jax.objectives.weighted_mean import (
     padding_fraction,
     weighted_mean,
 )
+from bert_jax.params.functional import Params
 
 
 class CausalLMObjective:

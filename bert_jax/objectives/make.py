@@ -1,9 +1,7 @@
 """Makes the objective that a config describes."""
 
-from bert_jax.models.adapters.config import Adapter
-from bert_jax.objectives.base import Objective
-from bert_jax.objectives.causal_lm import CausalLMObjective
-from bert_jax.objectives.config import (
+from bert_jax.config.distillation import PretrainingDistillation, SoftLabels, TaskDistillation
+from bert_jax.config.objectives import (
     CausalLM,
     FineTuning,
     MaskedPermutedLM,
@@ -14,11 +12,9 @@ from bert_jax.objectives.config import (
     SentenceEmbedding,
     Seq2Seq,
 )
-from bert_jax.objectives.distillation.config import (
-    PretrainingDistillation,
-    SoftLabels,
-    TaskDistillation,
-)
+from bert_jax.models.adapters.config import Adapter
+from bert_jax.objectives.base import Objective
+from bert_jax.objectives.causal_lm import CausalLMObjective
 from bert_jax.objectives.distillation.objective import (
     PretrainingDistillationObjective,
     SoftLabelObjective,

@@ -11,16 +11,16 @@ from bert_jax.batch import (
     ENCODER_DECODER_FIELDS,
     encoder_decoder_inputs,
 )
-from bert_jax.functional import Params
+from bert_jax.config.objectives import Seq2Seq
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.weighted_mean import (
     cross_entropy,
     is_correct,
     padding_fraction,
     weighted_mean,
 )
+from bert_jax.params.functional import Params
 
 
 class Seq2SeqObjective:

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.functional import Params
+from bert_jax.config.train import CommunicationDtype
 from bert_jax.objectives.base import MapParamsObjective, Objective
-from bert_jax.parallel.config import CommunicationDtype
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 
 MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
 """The matrices that are rounded; task heads are small and are computed in float32."""

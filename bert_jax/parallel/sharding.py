@@ -10,14 +10,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, tree_map_with_path
 
 from bert_jax.batch import BATCH_AXES
+from bert_jax.config import train
 from bert_jax.errors import ConfigError
 from bert_jax.models.sharding import LOGICAL_TO_MESH, parameter_axes
-from bert_jax.parallel import config
 from bert_jax.params import paths
 
 
 def make_mesh(
-    mesh_config: config.MeshConfig, devices: Sequence[Any] | None = None
+    mesh_config: train.MeshConfig, devices: Sequence[Any] | None = None
 ) -> jax.sharding.Mesh:
     """Makes the device mesh (data, fsdp, tensor), by default over all devices of all processes."""
     devices = jax.devices() if devices is None else devices

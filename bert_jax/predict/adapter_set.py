@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import encoder_inputs
+from bert_jax.config.objectives import FineTuning
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.models.adapters.config import Adapter, AlphaOverRank, LoRA, PromptTuning
 from bert_jax.models.adapters.modules import group_adapter
 from bert_jax.models.heads.config import TaskHead, label_tokens_of, num_outputs, window_encoder_of
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.fine_tuning_heads import HeadOutputs
 from bert_jax.params import paths

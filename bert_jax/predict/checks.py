@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from bert_jax.data.finetuning.config import (
-    JointWindows,
-    Truncation,
-)
+from bert_jax.config.labeled_data import JointWindows, Truncation
+from bert_jax.config.train import LARGEST_BATCH_SIZE
 from bert_jax.data.finetuning.example import (
     Example,
     Task,
@@ -24,7 +22,6 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.tasks import check_truncation, kind_of_head
 from bert_jax.tasks.base import AnyTaskKind, ModelInput
-from bert_jax.train.config import LARGEST_BATCH_SIZE
 
 _MAX_SHOWN_LABELS = 8
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.functional import Params
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import (
     POOLING_MODES,
@@ -21,6 +20,7 @@ from bert_jax.models.sentence_encoder.config import (
 )
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.models.sentence_encoder.network import normalize as normalize_vectors
+from bert_jax.params.functional import Params
 from bert_jax.predict.batching import (
     padded_batches,
     require_tokenizer,

@@ -7,13 +7,13 @@ import numpy as np
 
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import UserError
-from bert_jax.evals.sentence_embeddings import (
+from bert_jax.predict.embedder import Embedder
+from bert_jax.tasks.metrics.sentence_embeddings import (
     pair_classification_metrics,
     pairwise_similarity,
     similarity_metrics,
     vector_classification_metrics,
 )
-from bert_jax.predict.embedder import Embedder
 
 
 class EmbeddingScores(NamedTuple):

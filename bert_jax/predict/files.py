@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
-from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag
+from bert_jax.config.labeled_data import Columns, Conll, Squad, Swag
 from bert_jax.data.finetuning.example import QuestionExample
 from bert_jax.data.finetuning.readers.columns import cell_text, read_columns, require_columns
 from bert_jax.data.finetuning.readers.conll import read_conll

@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast, overload
 import jax
 import numpy as np
 
-from bert_jax.data.finetuning.config import WindowPooling
+from bert_jax.config.labeled_data import WindowPooling
+from bert_jax.config.train import LARGEST_BATCH_SIZE
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
@@ -28,7 +29,6 @@ from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import compute_metrics
 from bert_jax.tasks.base import ModelInput
-from bert_jax.train.config import LARGEST_BATCH_SIZE
 
 _InputT = TypeVar("_InputT", bound=ModelInput)
 

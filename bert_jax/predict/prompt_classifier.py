@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from scipy.special import log_softmax
 
-from bert_jax.data.finetuning.config import HeadTruncation
+from bert_jax.config.labeled_data import HeadTruncation
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.prompts import Prompt, parse_template, text_names
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.data.finetuning.prompts.config import Prompt, parse_template, text_names
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import task_parts
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import (
     next_power_of_two,

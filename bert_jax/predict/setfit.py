@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from bert_jax.atomic_io import atomic_write, write_json
 from bert_jax.data.finetuning.example import Task, TextExample
-from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
+from bert_jax.data.sentence_embeddings.loader import joined_text
 from bert_jax.errors import UserError
-from bert_jax.json_io import read_json_object
+from bert_jax.io.atomic_io import atomic_write, write_json
+from bert_jax.io.json_io import read_json_object
 from bert_jax.predict.checks import (
     check_fits_model,
     check_pairs,

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from bert_jax.errors import UserError, require_list_of_texts
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 from bert_jax.text.tokenizer import check_unicode
 
 MODEL_TYPE = "model2vec"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_jax.data.finetuning.config import WindowPooling
+from bert_jax.config.labeled_data import WindowPooling
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError

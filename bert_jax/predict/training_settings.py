@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.atomic_io import write_json
-from bert_jax.config_lib import from_json
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.config_lib import from_json
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.labeled_data import (
     Columns,
     FewShot,
     Glue,
@@ -18,17 +17,18 @@ from bert_jax.data.finetuning.config import (
     TrainingFile,
     Truncation,
 )
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.prompts import Prompt
+from bert_jax.config.sentence_embeddings import ContrastivePairs
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
-from bert_jax.data.sentence_embeddings.config import ContrastivePairs
 from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import write_json
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.objectives.config import FineTuning
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.runs.run_folder import DEMONSTRATIONS, SETFIT_HEAD, read_run_json
 from bert_jax.tasks import kind_of_head
-from bert_jax.tuning.config import TuningConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config_lib import from_json
+from bert_jax.config.config_lib import from_json
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.adapters.network import can_be_merged, merge_adapter
@@ -17,7 +18,6 @@ from bert_jax.models.heads.config import TaskHead
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.runs import run_folder
-from bert_jax.tuning.config import TuningConfig
 
 BASE = "base"
 """Key of the base in the metadata of a checkpoint."""
@@ -90,7 +90,7 @@ def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[st
     Returns:
       (parameters, metadata of the checkpoint, step).
     """
-    from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
+    from bert_jax.runs.checkpoints.step_folder import restore_params
 
     checkpoints = run_folder.checkpoint_dir(folder)
     params, info, loaded_step = restore_params(checkpoints, step)

@@ -3,14 +3,14 @@
 import logging
 from pathlib import Path
 
-from bert_jax.config_lib import from_json
+from bert_jax.config.config_lib import from_json
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import teacher_of
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError
-from bert_jax.experiment import Experiment
 from bert_jax.interop import tf1
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.objectives.config import teacher_of
 from bert_jax.objectives.replaced_tokens.objective import generator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model, require_no_adapter
@@ -43,7 +43,7 @@ def load_generator(path: str | Path) -> LoadedModel:
     """
     if not run_folder.is_run_folder(Path(path)):
         return build_model(tf1.read_checkpoint(Path(path), generator=True), str(path))
-    from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
+    from bert_jax.runs.checkpoints.step_folder import restore_params
 
     params, info, _ = restore_params(run_folder.checkpoint_dir(Path(path)), None)
     objective = info["config"]["objective"]

@@ -21,14 +21,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.config import MultiTaskData
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.data import MultiTaskData
+from bert_jax.config.objectives import MultiTask
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError, UserError, describe_folder, require_list_of_texts
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.peft.adapter_config import is_adapter_folder
-from bert_jax.interop.sentence_transformers.folder import transformer_folder
+from bert_jax.interop.sentence_transformers import transformer_folder
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
@@ -36,7 +37,6 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.parameters import check_finite, missing_heads, validate_params
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
-from bert_jax.objectives.config import MultiTask
 from bert_jax.params import paths
 from bert_jax.pretrained.adapter_folder import read_with_base
 from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.functional import Params
-from bert_jax.interop.sentence_transformers.folder import is_sentence_folder, read_sentence_head
+from bert_jax.interop.sentence_transformers import is_sentence_folder, read_sentence_head
 from bert_jax.models.parameters import check_finite
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 from bert_jax.pretrained.load import LoadedModel, load_model, require_no_adapter
 
 

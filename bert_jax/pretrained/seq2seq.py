@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 
-from bert_jax.config_lib import from_json
+from bert_jax.config.config_lib import from_json
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError, describe_folder
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import find_tokenizer
 from bert_jax.interop.seq2seq import ImportedSeq2Seq, read_seq2seq_folder
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES, EncoderDecoderConfig
 from bert_jax.models.huggingface import formats
 from bert_jax.models.model import build_encoder_decoder_network

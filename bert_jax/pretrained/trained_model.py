@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
-from bert_jax.config_lib import from_json
+from bert_jax.config.config_lib import from_json
+from bert_jax.config.objectives import MultiTask
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
-from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.objectives.replaced_tokens.objective import discriminator_params
 from bert_jax.params import paths

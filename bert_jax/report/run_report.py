@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.atomic_io import atomic_write
-from bert_jax.config_lib import flatten
+from bert_jax.config.config_lib import flatten
 from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import atomic_write
 from bert_jax.report.curves import curves
 from bert_jax.report.facts import attempts_section, facts, files_section, header
 from bert_jax.report.headline import headline

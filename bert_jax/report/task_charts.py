@@ -17,7 +17,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], title: str) -> str:
     The small bars at the bottom show the number of predictions in each bin.
 
     Args:
-      bins: the fields of `bert_jax.evals.classification.CalibrationBin`.
+      bins: the fields of `bert_jax.tasks.metrics.classification.CalibrationBin`.
       title: the label for screen readers.
     """
     area = PlotArea(low_x=0.0, high_x=1.0, low_y=0.0, high_y=1.0)

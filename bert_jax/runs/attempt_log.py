@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.errors import UserError
-from bert_jax.json_io import parse_json
+from bert_jax.io.json_io import parse_json
 
 FILE = "attempts.jsonl"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import atomic_write
 from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import atomic_write
 from bert_jax.legacy_names import METRICS, rename_keys
 from bert_jax.runs.hooks import StepEvent, Throughput
 

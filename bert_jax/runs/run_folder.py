@@ -33,11 +33,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import write_json
-from bert_jax.config_lib import diff, fingerprint, from_json, is_same_path, to_json
+from bert_jax.config.config_lib import diff, fingerprint, from_json, is_same_path, to_json
 from bert_jax.errors import UserError
-from bert_jax.file_lock import AlreadyLockedError, acquire_lock
-from bert_jax.json_io import read_json_object
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
+from bert_jax.io.json_io import read_json_object
 from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 from bert_jax.runs import attempt_log
 

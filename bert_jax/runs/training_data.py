@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import write_json
 from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import write_json
 from bert_jax.runs.run_folder import CONFIG, read_run_json
 
 _KEY = "data_fingerprint"

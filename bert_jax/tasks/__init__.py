@@ -11,15 +11,11 @@ import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import (
-    HeadTruncation,
-    JointWindows,
-    Truncation,
-)
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.labeled_data import HeadTruncation, JointWindows, Truncation
+from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.truncation_names import truncation_name
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (

@@ -15,9 +15,9 @@ import numpy as np
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import UserError
-from bert_jax.evals.squad_decoding import PredictedAnswer
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.tasks.descriptions import Json, KindDescription
+from bert_jax.tasks.metrics.squad_decoding import PredictedAnswer
 from bert_jax.text.tokenizer import Tokenizer
 
 ExampleT = TypeVar("ExampleT", bound=Example)

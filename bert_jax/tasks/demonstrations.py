@@ -19,14 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.config.prompts import Demonstrations, Prompt, SimilarExamples, parse_template
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.prompts.config import (
-    Demonstrations,
-    Prompt,
-    SimilarExamples,
-    parse_template,
-)
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
 from bert_jax.errors import UserError
 from bert_jax.tasks.prompt_features import check_texts, encode_template, find_label_tokens

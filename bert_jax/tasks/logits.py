@@ -7,11 +7,11 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from bert_jax.data.finetuning.features import Features
-from bert_jax.evals import classification
-from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.tasks.base import HeadOutputs
 from bert_jax.tasks.descriptions import Json, as_dicts
 from bert_jax.tasks.long_texts import pool_windows
+from bert_jax.tasks.metrics import classification
+from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 
 
 class LogitsKind:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     HeadTailTruncation,
     HeadTruncation,
     JointWindows,

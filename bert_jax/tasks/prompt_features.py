@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.features import Features, longest_first_lengths
-from bert_jax.data.finetuning.prompts.config import (
+from bert_jax.config.prompts import (
     LiteralPart,
     MaskPart,
     Part,
@@ -24,6 +22,8 @@ from bert_jax.data.finetuning.prompts.config import (
     parse_template,
     text_names,
 )
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import Features, longest_first_lengths
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import LabelTokens
 from bert_jax.text.tokenizer import Tokenizer

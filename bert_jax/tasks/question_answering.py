@@ -10,12 +10,17 @@ from bert_jax.data.finetuning.example import QuestionExample, Task
 from bert_jax.data.finetuning.features import (
     Features,
 )
-from bert_jax.evals import squad_metrics
-from bert_jax.evals.bootstrap import bootstrap_interval
-from bert_jax.evals.squad_decoding import Candidate, ContextWindow, PredictedAnswer, decode_answers
 from bert_jax.models.heads.config import QuestionAnsweringHead
 from bert_jax.tasks.base import HeadOutputs, ModelInput, TaskKind
 from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts, excerpt
+from bert_jax.tasks.metrics import squad_metrics
+from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
+from bert_jax.tasks.metrics.squad_decoding import (
+    Candidate,
+    ContextWindow,
+    PredictedAnswer,
+    decode_answers,
+)
 from bert_jax.tasks.windowed_features import question_features
 from bert_jax.text.tokenizer import Tokenizer
 

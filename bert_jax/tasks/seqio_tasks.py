@@ -11,7 +11,7 @@ Importing this module imports TensorFlow, so nothing else in the package imports
 
 import dataclasses
 
-from bert_jax.data.finetuning.config import Glue, TaskConfig
+from bert_jax.config.labeled_data import Glue, TaskConfig
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.readers.glue import make_glue_task

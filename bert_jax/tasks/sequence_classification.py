@@ -8,10 +8,10 @@ from scipy.special import softmax
 
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import TargetValues, make_label_lookup
-from bert_jax.evals import classification
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts
 from bert_jax.tasks.logits import LogitsKind, calibration_table, max_probability
+from bert_jax.tasks.metrics import classification
 from bert_jax.tasks.text_pair import TextPairKind, shown_texts
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from bert_jax.data.finetuning.config import HeadTruncation, Truncation
+from bert_jax.config.labeled_data import HeadTruncation, Truncation
+from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled
-from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.tasks.base import ModelInput, TaskKind
 from bert_jax.tasks.demonstrations import DemonstrationPool, add_demonstrations
 from bert_jax.tasks.descriptions import UNLABELED, Json, excerpt

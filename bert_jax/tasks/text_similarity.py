@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.atomic_io import atomic_write
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import UserError
-from bert_jax.json_io import parse_json_line
-from bert_jax.vectors import normalize_vectors
+from bert_jax.io.atomic_io import atomic_write
+from bert_jax.io.json_io import parse_json_line
+from bert_jax.tasks.metrics.vectors import normalize_vectors
 
 
 class TextVectors:

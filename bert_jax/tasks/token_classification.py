@@ -11,11 +11,11 @@ from bert_jax.data.finetuning.features import (
     Features,
 )
 from bert_jax.errors import UserError
-from bert_jax.evals import ner_metrics
-from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.models.heads.config import TokenClassificationHead
 from bert_jax.tasks.base import HeadOutputs, ModelInput, TaskKind
 from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts, excerpt
+from bert_jax.tasks.metrics import ner_metrics
+from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.windowed_features import tagged_word_features
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.word_offsets import word_offsets

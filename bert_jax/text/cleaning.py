@@ -9,6 +9,12 @@ import re
 import unicodedata
 from itertools import pairwise
 
+# Scripts that do not separate words by spaces: each character is a word. Chinese and Japanese,
+# Thai, Lao, Myanmar, Khmer.
+UNSPACED_SCRIPTS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
 # Line ends of other systems and of Unicode, and form feeds, which separate pages.
 _NEWLINES = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 # Control characters, byte-order marks, soft hyphens, lone surrogates.

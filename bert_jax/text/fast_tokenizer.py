@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from bert_jax.errors import UserError
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 from bert_jax.text.files import read_text
 from bert_jax.text.input_template import (
     BertTemplate,

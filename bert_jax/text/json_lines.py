@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.json_io import parse_json_line
+from bert_jax.io.json_io import parse_json_line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ The libraries `tokenizers` and `sentencepiece` are imported only when a tokenize
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.json_io import read_json_object
+from bert_jax.io.json_io import read_json_object
 from bert_jax.text.input_template import BertTemplate, template_by_name
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_INFO_FILE, Tokenizer
 
@@ -78,13 +78,13 @@ def _load_file(path: Path) -> Tokenizer:
     config_file = path.parent / TOKENIZER_CONFIG_FILE
     config = read_json_object(config_file) if config_file.exists() else {}
     if path.suffix == ".model":
-        from bert_jax.text.sentencepiece import albert_tokenizer, t5_tokenizer
+        from bert_jax.text import sentencepiece
 
-        if t5_tokenizer.is_t5_model(path, config):
-            return t5_tokenizer.load_t5(path, config)
-        if albert_tokenizer.is_albert_model(path, config):
-            return albert_tokenizer.load_albert(path, config)
-        from bert_jax.text.sentencepiece.sentencepiece_tokenizer import load_sentencepiece
+        if sentencepiece.is_t5_model(path, config):
+            return sentencepiece.load_t5(path, config)
+        if sentencepiece.is_albert_model(path, config):
+            return sentencepiece.load_albert(path, config)
+        from bert_jax.text.sentencepiece import load_sentencepiece
 
         return load_sentencepiece(path, config)
     from bert_jax.text import fast_tokenizer

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.atomic_io import atomic_write, make_folder
 from bert_jax.errors import UserError
-from bert_jax.json_io import format_json
+from bert_jax.io.atomic_io import atomic_write, make_folder
+from bert_jax.io.json_io import format_json
 from bert_jax.text.input_template import Ids, default_template
 
 SENTINEL = "<extra_id_{}>"

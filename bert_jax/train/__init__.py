@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bert_jax.experiment import Experiment
+    from bert_jax.config.experiment import Experiment
 
 
 def train(

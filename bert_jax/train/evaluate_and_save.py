@@ -16,19 +16,19 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from bert_jax.checkpoints.checkpointer import Checkpointer
-from bert_jax.checkpoints.step_folder import by_path
-from bert_jax.config_lib import to_json
+from bert_jax.config.config_lib import to_json
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.train import CheckpointConfig, TrainConfig
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
-from bert_jax.hardware.devices import hardware_info, peak_flops
+from bert_jax.parallel.devices import hardware_info, peak_flops
 from bert_jax.pretrained.base_model import BASE, Base
 from bert_jax.runs import run_folder
+from bert_jax.runs.checkpoints.checkpointer import Checkpointer
+from bert_jax.runs.checkpoints.step_folder import by_path
 from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted, restart_advice
 from bert_jax.runs.messages import log_evaluation
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
-from bert_jax.train.config import CheckpointConfig, TrainConfig
 from bert_jax.train.loop import StopReason, TrainingMeter, pause_seconds_left
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.sources.base import Evaluator

@@ -1,9 +1,7 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
-from bert_jax.models.adapters.config import PrefixTuning, PromptTuning
-from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.pretraining_config import SPAN_POSITION_EMBEDDING_SIZE
-from bert_jax.objectives.config import (
+from bert_jax.config.distillation import AllTokens
+from bert_jax.config.objectives import (
     CausalLM,
     FineTuning,
     MaskedPermutedLM,
@@ -15,10 +13,12 @@ from bert_jax.objectives.config import (
     Seq2Seq,
     teacher_of,
 )
-from bert_jax.objectives.distillation.config import AllTokens
-from bert_jax.train.config import Phase
-from bert_jax.tuning.config import CachedFeatures, FullTuning, TuningConfig, TuningMethod
-from bert_jax.tuning.freezing import num_layers_with_gradients
+from bert_jax.config.train import Phase
+from bert_jax.config.tuning import CachedFeatures, FullTuning, TuningConfig, TuningMethod
+from bert_jax.models.adapters.config import PrefixTuning, PromptTuning
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.pretraining_config import SPAN_POSITION_EMBEDDING_SIZE
+from bert_jax.train.tuning.freezing import num_layers_with_gradients
 
 
 def step_flops(

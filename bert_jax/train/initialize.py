@@ -10,22 +10,29 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bert_jax.checkpoints import step_folder
-from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.config.distillation import Teacher
+from bert_jax.config.experiment import MAY_CHANGE_ON_RESUME, Experiment
+from bert_jax.config.objectives import (
+    FineTuning,
+    MultiTask,
+    ObjectiveConfig,
+    ReplacedTokens,
+    Seq2Seq,
+    teacher_of,
+)
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
+from bert_jax.config.tuning import EWC, TuningConfig
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.adapters.network import start_from_base
 from bert_jax.models.heads.config import TaskHead, head_param_name, label_tokens_of
-from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, Seq2Seq, teacher_of
-from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
-from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
 from bert_jax.objectives.replaced_tokens.objective import source_path
-from bert_jax.objectives.sentence_embeddings.config import SentenceEmbedding
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.runs import run_folder
 from bert_jax.runs.attempt_log import read_attempts
+from bert_jax.runs.checkpoints import step_folder
+from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.train.evaluate_and_save import BestEvaluation
 from bert_jax.train.step import (
     State,
@@ -34,10 +41,9 @@ from bert_jax.train.step import (
     complete_state,
     init_state,
 )
+from bert_jax.train.tuning.freezing import count_layers, param_depth
+from bert_jax.train.tuning.weight_anchors import set_fisher
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.tuning.config import EWC, TuningConfig
-from bert_jax.tuning.freezing import count_layers, param_depth
-from bert_jax.tuning.weight_anchors import set_fisher
 
 if TYPE_CHECKING:
     from bert_jax.pretrained.load import LoadedModel
@@ -150,7 +156,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):
-        from bert_jax.tuning.fisher import load_fisher
+        from bert_jax.train.tuning.fisher import load_fisher
 
         opt_state = set_fisher(opt_state, weight_anchor, load_fisher(weight_anchor.fisher))
     step = jax.device_put(jax.numpy.int32(0), shardings["step"])

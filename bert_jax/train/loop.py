@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from bert_jax import batch as batch_lib
+from bert_jax.config.train import Phase, TrainConfig
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
-from bert_jax.train.config import Phase, TrainConfig
 from bert_jax.train.step import CompiledStep, State
 from bert_jax.train.watchdog import Watchdog
 

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.params import paths
-from bert_jax.params.paths import PathTable
-from bert_jax.train.config import (
+from bert_jax.config.train import (
     Adafactor,
     AdamW,
     ConstantRate,
@@ -20,8 +18,10 @@ from bert_jax.train.config import (
     WarmupLinear,
     WarmupStableDecay,
 )
-from bert_jax.tuning.layerwise_lr import freeze, scale_by_depth
-from bert_jax.tuning.weight_anchors import l2_to_init
+from bert_jax.params import paths
+from bert_jax.params.paths import PathTable
+from bert_jax.train.tuning.layerwise_lr import freeze, scale_by_depth
+from bert_jax.train.tuning.weight_anchors import l2_to_init
 
 WEIGHT_DECAY: PathTable[bool] = PathTable(
     "weight decay",

@@ -44,7 +44,7 @@ class Preemption:
 
     The first SIGTERM or SIGINT is recorded for `should_stop`; a second SIGINT raises
     KeyboardInterrupt immediately. Leaving the block restores the previous signal handlers. Enter it
-    on the main thread, after `bert_jax.distributed.processes.initialize`.
+    on the main thread, after `bert_jax.parallel.processes.initialize`.
     """
 
     def __init__(self) -> None:

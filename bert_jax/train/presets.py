@@ -5,35 +5,25 @@ import logging
 import math
 from collections.abc import Mapping
 
-from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
+from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import (
     HeadTruncation,
     Mixing,
     ProportionalMixing,
     TaskConfig,
     Truncation,
 )
-from bert_jax.data.finetuning.example import Task, is_labeled
-from bert_jax.data.finetuning.prompts.config import Prompt
-from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.readers.training_file import has_soft_labels
-from bert_jax.errors import UserError, check_range
-from bert_jax.experiment import Experiment
-from bert_jax.objectives.config import (
+from bert_jax.config.objectives import (
     FineTuning,
     MultiTask,
     NamedHead,
     UncertaintyWeighting,
     UniformWeighting,
 )
-from bert_jax.objectives.distillation.config import (
-    TEACHER_PARAMS,
-    SoftLabels,
-    TaskDistillation,
-)
-from bert_jax.pretrained.initial import tokenizer_folder
-from bert_jax.tasks import head_for_data, kind_of, make_head, training_features
-from bert_jax.train.config import (
+from bert_jax.config.prompts import Prompt
+from bert_jax.config.train import (
     LARGEST_BATCH_SIZE,
     CheckpointConfig,
     LabeledEval,
@@ -42,9 +32,15 @@ from bert_jax.train.config import (
     TrainConfig,
     WarmupLinear,
 )
+from bert_jax.config.tuning import TuningConfig, default_learning_rate
+from bert_jax.data.finetuning.example import Task, is_labeled
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.readers.training_file import has_soft_labels
+from bert_jax.errors import UserError, check_range
+from bert_jax.pretrained.initial import tokenizer_folder
+from bert_jax.tasks import head_for_data, kind_of, make_head, training_features
 from bert_jax.train.sources.multi_task import MEAN_METRIC
 from bert_jax.train.starting_model import load_starting_model, load_student
-from bert_jax.tuning.config import TuningConfig, default_learning_rate
 
 logger = logging.getLogger(__name__)
 

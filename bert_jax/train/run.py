@@ -11,20 +11,20 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bert_jax.atomic_io import write_json
-from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.config.experiment import MAY_CHANGE_ON_RESUME, Experiment
+from bert_jax.config.train import Phase
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.distributed.processes import barrier, run_on_process_0
-from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
-from bert_jax.hardware.devices import hardware_info
+from bert_jax.io.atomic_io import write_json
 from bert_jax.parallel import sharding
+from bert_jax.parallel.devices import hardware_info
+from bert_jax.parallel.processes import barrier, run_on_process_0
 from bert_jax.params import paths
 from bert_jax.runs import run_folder
+from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.messages import log_model, log_phase, log_results
 from bert_jax.runs.training_data import check_fingerprint, write_fingerprint
 from bert_jax.train import compilation_cache
-from bert_jax.train.config import Phase
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
 from bert_jax.train.flops import step_flops
 from bert_jax.train.initialize import check_existing_run, restore_or_initialize
@@ -41,8 +41,8 @@ from bert_jax.train.record_attempt import RecordedAttempt
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
 from bert_jax.train.step import State, TrainSetup, checkpointed_state, complete_state
+from bert_jax.train.tuning.freezing import lowest_trainable_depth, without_frozen
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.tuning.freezing import lowest_trainable_depth, without_frozen
 
 logger = logging.getLogger(__name__)
 

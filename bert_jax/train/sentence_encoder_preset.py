@@ -2,25 +2,17 @@
 
 import dataclasses
 
-from bert_jax.data.sentence_embeddings.config import (
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.sentence_embeddings import (
+    SentenceEmbedding,
     SentenceEmbeddingData,
+    SentenceLoss,
+    SoftmaxLoss,
     StsBenchmark,
     TextFile,
     TextGroupsConfig,
 )
-from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
-from bert_jax.errors import UserError, check_range
-from bert_jax.experiment import Experiment
-from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
-from bert_jax.objectives.sentence_embeddings.config import (
-    SentenceEmbedding,
-    SentenceLoss,
-    SoftmaxLoss,
-)
-from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
-from bert_jax.pretrained.load import LoadedModel
-from bert_jax.pretrained.sentence_model import sentence_model_of
-from bert_jax.train.config import (
+from bert_jax.config.train import (
     LARGEST_BATCH_SIZE,
     CheckpointConfig,
     LabeledEval,
@@ -29,6 +21,12 @@ from bert_jax.train.config import (
     TrainConfig,
     WarmupLinear,
 )
+from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
+from bert_jax.errors import UserError, check_range
+from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
+from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.sentence_model import sentence_model_of
 from bert_jax.train.sources.sentence_embeddings import SentenceEmbeddingSource
 from bert_jax.train.sources.sentence_targets import label_names
 

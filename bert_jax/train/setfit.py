@@ -13,15 +13,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.atomic_io import write_json
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.sentence_embeddings import ContrastivePairs, CosineSimilarityLoss
 from bert_jax.data.finetuning.example import is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.sentence_embeddings.config import ContrastivePairs
-from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
+from bert_jax.data.sentence_embeddings.loader import joined_text
 from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
-from bert_jax.evals.text_baselines import fit_logistic_regression
-from bert_jax.experiment import Experiment
-from bert_jax.objectives.sentence_embeddings.config import CosineSimilarityLoss
+from bert_jax.io.atomic_io import write_json
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
 from bert_jax.pretrained.load import load_model
@@ -29,6 +27,7 @@ from bert_jax.pretrained.sentence_model import load_sentence_model
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import format_metrics
 from bert_jax.tasks import text_examples
+from bert_jax.tasks.metrics.text_baselines import fit_logistic_regression
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.run import run
 from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment

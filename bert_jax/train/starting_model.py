@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from bert_jax.config.distillation import TaskDistillation, Teacher
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.objectives.distillation.config import TaskDistillation, Teacher
 from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.text.tokenizer import Tokenizer

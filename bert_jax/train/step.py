@@ -14,17 +14,22 @@ import numpy as np
 import optax
 
 from bert_jax import batch as batch_lib
-from bert_jax.experiment import Experiment
+from bert_jax.config.distillation import TEACHER_PARAMS
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.train import Phase
+from bert_jax.config.tuning import WHOLE_ENCODER, CachedFeatures, TuningConfig
 from bert_jax.objectives.base import Batch, LossOutput, Objective
-from bert_jax.objectives.distillation.config import TEACHER_PARAMS
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.communication import GatherParamsObjective
 from bert_jax.params import paths
-from bert_jax.train.config import Phase
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.tuning.config import WHOLE_ENCODER, CachedFeatures, TuningConfig
-from bert_jax.tuning.freezing import check_trains_encoder, is_frozen, mask_frozen, unmask_frozen
+from bert_jax.train.tuning.freezing import (
+    check_trains_encoder,
+    is_frozen,
+    mask_frozen,
+    unmask_frozen,
+)
 
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
+from bert_jax.config.distillation import Teacher
+from bert_jax.config.objectives import FineTuning, ObjectiveConfig
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.functional import Params
-from bert_jax.objectives.config import FineTuning, ObjectiveConfig
-from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 

@@ -13,18 +13,18 @@ remove what is found, add the step `Decontamination` to a recipe of your own, wi
 from pathlib import Path
 from typing import get_args
 
-from bert_jax.data.corpus.contamination.config import (
+from bert_jax.apps.curate.contamination.decontamination import Decontamination
+from bert_jax.apps.curate.formats.parquet import ParquetFiles
+from bert_jax.apps.curate.plan import CurationConfig, Source
+from bert_jax.config.labeled_data import Conll, Glue, GlueName, Squad
+from bert_jax.data.corpus.contamination.items import (
     EvaluationSet,
     FileItems,
     ReportOnly,
     Role,
     TaskItems,
 )
-from bert_jax.data.corpus.contamination.decontamination import Decontamination
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source
-from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.finetuning.config import Conll, Glue, GlueName, Squad
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
 from bert_jax.errors import ConfigError
 from bert_jax.text.files import DocumentUnit

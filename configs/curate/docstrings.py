@@ -8,10 +8,10 @@ method has in common with the one that it overrides. Of equal paragraphs the one
 text is retained, so the held-out text has none of them.
 """
 
-from bert_jax.data.corpus.curation.duplicates.lines import RepeatedParagraphs
-from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source
-from bert_jax.data.corpus.curation.rules import Rule, RuleSet
+from bert_jax.apps.curate.duplicates.exact import RepeatedParagraphs
+from bert_jax.apps.curate.duplicates.near import NearDuplicates
+from bert_jax.apps.curate.plan import CurationConfig, Source
+from bert_jax.apps.curate.rules import Rule, RuleSet
 from bert_jax.data.corpus.sources import TextFiles
 
 LONG_ENOUGH = RuleSet(name="docstrings", rules=(Rule(signal="words", at_least=40),))

@@ -11,15 +11,10 @@ punctuation mark for four words.
 
 from dataclasses import replace
 
-from bert_jax.data.corpus.curation.plan import (
-    CurationConfig,
-    ExactDuplicates,
-    NearDuplicates,
-    Source,
-)
-from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
-from bert_jax.data.corpus.formats.html import HtmlFiles
-from bert_jax.data.corpus.formats.warc import WarcFiles
+from bert_jax.apps.curate.formats.html import HtmlFiles
+from bert_jax.apps.curate.formats.warc import WarcFiles
+from bert_jax.apps.curate.plan import CurationConfig, ExactDuplicates, NearDuplicates, Source
+from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION
 from bert_jax.text.compression import uncompressed_name
 
 QUALITY = replace(

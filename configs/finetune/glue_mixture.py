@@ -11,7 +11,8 @@ single task. To train each task separately with several seeds, use `bert-jax glu
 from typing import Literal, cast
 
 from bert_jax.cli.arguments.method import METHODS, MethodName
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import (
     GLUE_NAMES,
     CappedMixing,
     EqualMixing,
@@ -22,9 +23,8 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     TemperatureMixing,
 )
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
-from bert_jax.tuning.config import TuningConfig
 
 # The diagnostic set AX has no training examples.
 TASKS = tuple(name for name in GLUE_NAMES if name != "ax")

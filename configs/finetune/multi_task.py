@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.cli.arguments.method import METHODS, MethodName
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import (
     Conll,
     EqualMixing,
     Glue,
@@ -24,9 +25,8 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     TemperatureMixing,
 )
-from bert_jax.experiment import Experiment
-from bert_jax.objectives.config import UncertaintyWeighting, UniformWeighting
-from bert_jax.tuning.config import TuningConfig
+from bert_jax.config.objectives import UncertaintyWeighting, UniformWeighting
+from bert_jax.config.tuning import TuningConfig
 
 # How often a task is sampled: proportional to its size (each example once per epoch), by
 # temperature (small tasks more often than that), or all tasks equally often.

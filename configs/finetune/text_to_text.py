@@ -20,23 +20,31 @@ generates. GLUE has 69,000 dev examples, so choose `tasks`, or a large `eval_eve
 
 from typing import cast
 
-from bert_jax.data.finetuning.config import CappedMixing, Glue, GlueName, Squad
-from bert_jax.data.text_to_text.config import NamedTextTask, TextColumns, TextToTextData
-from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
-from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.objectives.config import Seq2Seq
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import (
+    CappedMixing,
+    Glue,
+    GlueName,
+    NamedTextTask,
+    Squad,
+    TextColumns,
+    TextToTextData,
+)
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import (
     Adafactor,
     AdamW,
     CheckpointConfig,
     ConstantRate,
     LabeledEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.errors import ConfigError
+from bert_jax.models.layers.config import ComputeConfig
 
 GLUE_TASKS: tuple[GlueName, ...] = (
     "cola",

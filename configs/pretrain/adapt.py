@@ -11,11 +11,11 @@ with one example per line. The objective is masked LM only. Short texts are pack
 sequences without attending to each other.
 """
 
-from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.config.data import PackedSegments, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
 from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.objectives.config import Pretraining
-from bert_jax.train.config import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
 
 
 def get_config(

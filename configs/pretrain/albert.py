@@ -21,21 +21,22 @@ The corpus needs a vocabulary of SentencePiece to compare with the published mod
 not fit into memory, add `gradient_accumulation_steps=N`.
 """
 
-from bert_jax.data.config import NGramMasking, PretrainingData, SentenceOrderPairs
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.albert.config import AlbertConfig, AlbertSize, AlbertVersion
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import NGramMasking, PretrainingData, SentenceOrderPairs
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     CheckpointConfig,
     HeldOutEval,
     Lamb,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.albert.config import AlbertConfig, AlbertSize, AlbertVersion
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 
 # Warmup of the published run, as a fraction of its 125,000 updates.
 _WARMUP_FRACTION = 3125 / 125_000

@@ -11,22 +11,22 @@ with RoBERTa's special tokens, for example from `bert-jax tokenizer train --kind
 import dataclasses
 from typing import Literal
 
-from bert_jax.data.config import PretrainingData, SingleSegment
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.data.pretraining.denoising.config import BartDenoising
-from bert_jax.experiment import Experiment
-from bert_jax.models.bart.config import BartConfig
-from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.objectives.config import Seq2Seq
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import BartDenoising, PretrainingData, SingleSegment
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.bart.config import BartConfig
+from bert_jax.models.layers.config import ComputeConfig
 
 
 def get_config(

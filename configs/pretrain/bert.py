@@ -6,21 +6,22 @@
 90 % of the steps use sequences of 128 tokens, the last 10 % sequences of 512.
 """
 
-from bert_jax.data.config import PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 
 
 def get_config(

@@ -9,22 +9,23 @@ batch of 256, 16 chips spend much of the time communicating gradients.
 
 import math
 
-from bert_jax.data.config import PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
-from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     CheckpointConfig,
     HeldOutEval,
     Lamb,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.errors import ConfigError
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 
 # You et al. 2020, "untuned LAMB": batch size 32,768 with a peak learning rate of 5e-3 after 20 % of
 # the steps. The peak scales with the square root of the batch size, the warmup fraction linearly.

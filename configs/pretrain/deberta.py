@@ -21,22 +21,22 @@ generator, which fills masks.
 
 import dataclasses
 
-from bert_jax.data.config import Masking, PretrainingData, SingleSegment
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.deberta_v2.config import DebertaV2Config, DebertaV3Size
-from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.objectives.config import ReplacedTokens
-from bert_jax.objectives.replaced_tokens.config import GradientDisentangledEmbeddings
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import Masking, PretrainingData, SingleSegment
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import GradientDisentangledEmbeddings, ReplacedTokens
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.deberta_v2.config import DebertaV2Config, DebertaV3Size
+from bert_jax.models.layers.config import ComputeConfig
 
 # Peak learning rate and batch size.
 _SETTINGS: dict[DebertaV3Size, tuple[float, int]] = {

@@ -17,31 +17,32 @@ probability, instead of rare words more often, and in each sequence instead of i
 
 import dataclasses
 
-from bert_jax.data.config import Masking, PretrainingData, SingleSegment
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.distilbert.config import DistilBertConfig
-from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.objectives.config import Pretraining
-from bert_jax.objectives.distillation.config import (
+from bert_jax.config.data import Masking, PretrainingData, SingleSegment
+from bert_jax.config.distillation import (
     TEACHER_PARAMS,
     AllTokens,
     MaskedTokens,
     PretrainingDistillation,
     Teacher,
 )
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
-from bert_jax.tuning.config import TuningConfig
+from bert_jax.config.tuning import TuningConfig
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 
 PUBLISHED_LAYERS = (0, 2, 4, 7, 9, 11)
 """The layers of a teacher with 12 layers from which DistilBERT started."""

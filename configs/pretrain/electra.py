@@ -20,21 +20,22 @@ generator, which fills masks.
 
 from typing import Literal
 
-from bert_jax.data.config import Masking, PretrainingData, SingleSegment
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, generator_config
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.objectives.config import ReplacedTokens
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import Masking, PretrainingData, SingleSegment
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import ReplacedTokens
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, generator_config
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 
 # Peak learning rate, batch size, updates, sequence length and fraction of selected tokens.
 _SETTINGS = {

@@ -18,23 +18,24 @@ tokenizer of the model: byte-level BPE for Longformer, SentencePiece for BigBird
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.data.config import FullSentences, Masking, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
-from bert_jax.models.bigbird.config import BigBirdConfig
-from bert_jax.models.layers.config import ComputeConfig, FullRemat, NoRemat
-from bert_jax.models.longformer.config import LongformerConfig
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import FullSentences, Masking, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.errors import ConfigError
+from bert_jax.models.bigbird.config import BigBirdConfig
+from bert_jax.models.layers.config import ComputeConfig, FullRemat, NoRemat
+from bert_jax.models.longformer.config import LongformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,24 +15,25 @@ for MPNet, [CLS] and [SEP] for DeBERTa, any for EuroBERT.
 
 from typing import Literal
 
-from bert_jax.data.config import FullSentences, PretrainingData
+from bert_jax.config.data import FullSentences, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
+    AdamW,
+    CheckpointConfig,
+    HeldOutEval,
+    Parallelism,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+    make_mesh_config,
+)
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.models.deberta_v2.config import DebertaV2Config, DebertaV3Size
 from bert_jax.models.eurobert.config import EuroBertConfig, EuroBertSize
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
-    AdamW,
-    CheckpointConfig,
-    HeldOutEval,
-    Phase,
-    TrainConfig,
-    WarmupLinear,
-)
 
 
 def get_config(

@@ -21,21 +21,22 @@ and [SEP].
 
 import dataclasses
 
-from bert_jax.data.config import Masking, PackedSegments, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.models.modernbert.config import ModernBertConfig, ModernBertSize
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import Masking, PackedSegments, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     StableAdamW,
     TrainConfig,
     WarmupStableDecay,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.modernbert.config import ModernBertConfig, ModernBertSize
 
 _TOKENS, _WARMUP_TOKENS = 1.719e12, 3e9
 _DECAY_FRACTION = 0.03  # of all updates, as 50 billion tokens are of the published run

@@ -13,21 +13,22 @@ L + 2P tokens for sequences of L tokens with P predictions. The corpus needs a t
 and </s> and the padding id 1.
 """
 
-from bert_jax.data.config import FullSentences, Masking, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.objectives.config import MaskedPermutedLM
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import FullSentences, Masking, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import MaskedPermutedLM
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.mpnet.config import MPNetConfig
 
 
 def get_config(

@@ -19,21 +19,22 @@ corpus needs a tokenizer with RoBERTa's special tokens, for example from
 
 from typing import Literal
 
-from bert_jax.data.config import FullSentences, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.models.roberta.config import RobertaConfig
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import FullSentences, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.roberta.config import RobertaConfig
 
 # Peak learning rate, and warmup steps as a fraction of all steps (table 9).
 _SCHEDULES = {"base": (6e-4, 0.048), "large": (4e-4, 0.06)}

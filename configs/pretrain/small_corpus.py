@@ -17,13 +17,10 @@ It differs from the paper's recipe in these points:
 
 import dataclasses
 
-from bert_jax.data.config import Masking, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
-from bert_jax.objectives.config import Pretraining
-from bert_jax.train.config import (
+from bert_jax.config.data import Masking, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
@@ -31,6 +28,9 @@ from bert_jax.train.config import (
     TrainConfig,
     WarmupLinear,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 
 
 def get_config(

@@ -22,21 +22,22 @@ into memory, add `gradient_accumulation_steps=N`.
 
 import math
 
-from bert_jax.data.config import DocSentences, PretrainingData, SpanMasking
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.experiment import Experiment
-from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
-from bert_jax.objectives.config import Pretraining
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import DocSentences, PretrainingData, SpanMasking
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
     HeldOutEval,
+    Parallelism,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 
 
 def get_config(

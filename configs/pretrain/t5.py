@@ -14,23 +14,23 @@ corpus; T5's code shuffles them first.
 
 import dataclasses
 
-from bert_jax.data.config import ConcatenatedDocuments, PretrainingData
-from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.data.pretraining.denoising.config import SpanCorruption
-from bert_jax.data.pretraining.denoising.span_corruption import span_corruption_lengths
-from bert_jax.experiment import Experiment
-from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.t5.config import T5Config, T5V11Size
-from bert_jax.objectives.config import Seq2Seq
-from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.train.config import (
+from bert_jax.config.data import ConcatenatedDocuments, PretrainingData, SpanCorruption
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import (
     Adafactor,
     CheckpointConfig,
     HeldOutEval,
     InverseSquareRoot,
+    Parallelism,
     Phase,
     TrainConfig,
+    make_mesh_config,
 )
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.data.pretraining.denoising import span_corruption_lengths
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.t5.config import T5Config, T5V11Size
 
 
 def get_config(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax import cli
+from bert_jax import __main__ as cli
 
 PACKAGE = Path(cli.__file__).parents[1]
 OTHER_PROGRAMS = {

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.models import small_model
 
 TEXTS = ["the sea", "a net", "the old man", "a man by the sea", "an old man"]
 COLUMNS = ["columns", "--text", "text", "--label", "label"]

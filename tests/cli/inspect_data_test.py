@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.cli.arguments.task import add_task_arguments, task_config
-from bert_jax.data.finetuning.config import Columns, Conll, Glue, Snli, Squad, Swag
+from bert_jax.config.labeled_data import Columns, Conll, Glue, Snli, Squad, Swag
 from bert_jax.errors import ConfigError
-from bert_jax.testing.text_corpus import topic_words, write_vocabulary
 
 A, B = topic_words(0)[:2]
 

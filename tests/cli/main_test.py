@@ -12,10 +12,11 @@ import types
 
 import pytest
 
-from bert_jax import __version__, cli
+from bert_jax import __main__ as cli
+from bert_jax import __version__
 from bert_jax.cli.arguments import renamed
+from bert_jax.config.recipes import find_recipe, load_recipe
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.recipes import find_recipe, load_recipe
 
 
 def a_verb(outcome: int | BaseException | None) -> types.SimpleNamespace:
@@ -237,7 +238,7 @@ def test_every_flag_that_takes_a_number_has_a_type():
 
 
 @pytest.mark.parametrize(
-    "command", [["-m", "bert_jax"], ["-c", "from bert_jax.cli import main; main()"]]
+    "command", [["-m", "bert_jax"], ["-c", "from bert_jax.__main__ import main; main()"]]
 )
 def test_command_line_in_a_process(command):
     done = subprocess.run(
@@ -248,7 +249,7 @@ def test_command_line_in_a_process(command):
 
 def test_closed_output_pipe_is_no_error():
     code = (
-        "import types\nfrom bert_jax import cli\n"
+        "import types\nfrom bert_jax import __main__ as cli\n"
         "def run(args):\n    while True: print('x' * 1000)\n"
         "cli.VERBS = {'talk': types.SimpleNamespace("
         "HELP='', add_arguments=lambda p: None, run=run)}\n"
@@ -267,7 +268,7 @@ def test_closed_output_pipe_is_no_error():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_verb_in_order(number):
     code = (
-        "import signal, sys, time, types\nfrom bert_jax import cli\n"
+        "import signal, sys, time, types\nfrom bert_jax import __main__ as cli\n"
         # A shell that starts the tests in the background makes all of its processes ignore SIGINT.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def run(args):\n"

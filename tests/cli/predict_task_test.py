@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -16,7 +17,6 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.testing.models import small_model
 
 HEADS = {
     "texts": SequenceClassificationHead(labels=("no", "yes")),

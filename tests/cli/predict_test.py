@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
-from bert_jax.testing.models import small_model
 
 
 @pytest.fixture(scope="module")

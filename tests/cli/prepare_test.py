@@ -4,9 +4,9 @@ import textwrap
 
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.data.corpus.manifest import read_manifest
-from bert_jax.testing.text_corpus import write_text, write_vocabulary
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import jax
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 
 RECIPE = """
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import Glue
-from bert_jax.experiment import Experiment
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.labeled_data import Glue
+from bert_jax.config.experiment import Experiment
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.objectives.config import FineTuning
-from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
 
 
 def get_config() -> Experiment:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 

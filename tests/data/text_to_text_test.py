@@ -6,17 +6,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.finetuning.config import CappedMixing, Glue, GlueName, ProportionalMixing
+from bert_jax.config.labeled_data import (
+    CappedMixing,
+    Glue,
+    GlueName,
+    NamedTextTask,
+    ProportionalMixing,
+    TextColumns,
+    TextToTextData,
+)
+from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.finetuning.example import Answer, ChoiceExample, QuestionExample, TextExample
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.pretraining.denoising.examples import SourceAndTarget
+from bert_jax.data.pretraining.denoising import SourceAndTarget
 from bert_jax.data.text_to_text.casting import (
     cast_example,
     label_index,
     parse_score,
     score_text,
 )
-from bert_jax.data.text_to_text.config import NamedTextTask, TextColumns, TextToTextData
 from bert_jax.data.text_to_text.loader import (
     TextTask,
     TextToTextLoader,
@@ -24,7 +32,6 @@ from bert_jax.data.text_to_text.loader import (
     load_text_task,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer
 
 

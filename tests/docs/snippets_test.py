@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.corpus.contamination.tables import read_item_rows
+from bert_jax.apps.serve.config import ServerConfig
+from bert_jax.apps.serve.served_models import serve_model
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.text import TokenizerTrainingConfig
+from bert_jax.data.corpus.contamination.found_items import read_item_rows
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.served_models import serve_model
-from bert_jax.testing.models import small_model
-from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
 from tests.helpers.server import running_server
 from tests.helpers.snippets import read_snippets, run_page
@@ -121,7 +121,7 @@ def test_tpu_tutorial_plans(folder):
 
 
 def test_recipe_guide(folder):
-    from bert_jax.testing.text_corpus import prepare_corpus
+    from bert_jax.apps.testing.text_corpus import prepare_corpus
 
     prepare_corpus(folder / "prepared").rename(folder / "prepared/train")
     assert len(run_page(DOCS / "how_to/recipe.md", make_short)) == 2

@@ -12,6 +12,7 @@ import jax.export
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.export import bundle as bundle_module
 from bert_jax.export.bundle import bundle_lengths, export_bundle
@@ -21,7 +22,6 @@ from bert_jax.export.sample_texts import text_batch
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.sentence_encoder.config import Normalize, Prompt, SentenceEncoderConfig
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.testing.models import small_model
 
 TEXTS = ["the old man mends a net", "sea", "the man sings by the sea ."]
 HEAD = SequenceClassificationHead(labels=("no", "yes"))

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_config, small_model, write_run
+from bert_jax.config.objectives import Pretraining
 from bert_jax.data.corpus.manifest import CorpusCounts, Manifest, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.export.export import export, sample_batch
@@ -22,11 +24,9 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 from bert_jax.models.model import run_forward
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
-from bert_jax.testing.models import small_config, small_model, write_run
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from bert_jax.hardware.tpu_slices import find_slice
-from bert_jax.plan.xla.compile_report import COPY_OVERCOUNT, optimal_seconds
-from bert_jax.plan.xla.compile_worker import topology
-from bert_jax.plan.xla.hlo import read_costs
+from bert_jax.apps.plan.xla.compile_report import COPY_OVERCOUNT, optimal_seconds
+from bert_jax.apps.plan.xla.compile_worker import topology
+from bert_jax.apps.plan.xla.hlo import read_costs
+from bert_jax.parallel.tpu_slices import find_slice
 
 CHAINS = ((4096, 1024, 4), (2048, 2048, 6), (8192, 768, 8), (16384, 1024, 3))
 """(rows of the left matrix, its width, number of products) of each chain."""

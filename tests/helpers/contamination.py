@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, ItemRow, write_rows
 from bert_jax.data.corpus.contamination.items import item_of_example
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, ItemRow, write_rows
 from bert_jax.data.finetuning.example import Task
 
 

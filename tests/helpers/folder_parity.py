@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import fine_tuning_batch, pretraining_batch
 from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.encoder import EncoderConfig
@@ -16,7 +17,6 @@ from bert_jax.models.layers.config import GeluTanh
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
-from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
 from tests.helpers.torch_parity import HEADS, load_exported
 
 torch = pytest.importorskip("torch")

@@ -8,12 +8,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config_lib import override
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.config_lib import override
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import ReplacedTokens
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.albert.config import AlbertConfig
@@ -26,12 +31,7 @@ from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.seq2seq.config import Seq2SeqTransformerConfig
 from bert_jax.models.t5.config import T5Config
-from bert_jax.objectives.config import ReplacedTokens
 from bert_jax.pretrained.load import build_model
-from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.testing.models import random_parameters, small_config
-from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
 
 LENGTH = 32

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bert_jax.simulate.attempt import free_port
+from bert_jax.apps.simulate.attempt import free_port
 
 DRIVER = Path(__file__).parent / "training_driver.py"
 

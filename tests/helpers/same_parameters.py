@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.params import paths
+from bert_jax.runs.checkpoints.step_folder import restore_params
 
 
 def assert_same_parameters(one: Path, other: Path, step: int | None = None) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import httpx2
 
-from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.run import Server, bind
-from bert_jax.serve.served_models import ServedModel, ServedModels
-from bert_jax.serve.server_state import ServerState
+from bert_jax.apps.serve.config import ServerConfig
+from bert_jax.apps.serve.run import Server, bind
+from bert_jax.apps.serve.served_models import ServedModel, ServedModels
+from bert_jax.apps.serve.server_state import ServerState
 
 
 @dataclass(frozen=True)

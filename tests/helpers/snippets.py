@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 

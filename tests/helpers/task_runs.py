@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from bert_jax.config_lib import from_json, override, to_json
-from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
-from bert_jax.experiment import Experiment
+from bert_jax.apps.testing.models import WORDS, small_model
+from bert_jax.config.config_lib import from_json, override, to_json
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Columns, Conll, Squad, Swag, TaskConfig
 from bert_jax.export.export import export
-from bert_jax.file_lock import acquire_lock
+from bert_jax.io.file_lock import acquire_lock
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.config.objectives import FineTuning
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -15,7 +16,6 @@ from bert_jax.models.heads.config import (
     TaskHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 
 torch = pytest.importorskip("torch")

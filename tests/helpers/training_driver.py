@@ -21,9 +21,9 @@ import threading
 import time
 from pathlib import Path
 
+from bert_jax.apps.testing.experiments import tiny_experiment, two_length_phases
+from bert_jax.config.experiment import Experiment
 from bert_jax.errors import UserError
-from bert_jax.experiment import Experiment
-from bert_jax.testing.experiments import tiny_experiment, two_length_phases
 
 
 def experiment(corpus: str, steps: int) -> Experiment:
@@ -52,8 +52,8 @@ def main() -> int:
     parser.add_argument("--hang-at", type=int)
     args = parser.parse_args()
 
-    from bert_jax.distributed.processes import config_from_environment, initialize
-    from bert_jax.log_handler import set_up_logging
+    from bert_jax.io.log_handler import set_up_logging
+    from bert_jax.parallel.processes import config_from_environment, initialize
 
     set_up_logging()
     initialize(config_from_environment())
@@ -76,9 +76,9 @@ def set_up_failures(args: argparse.Namespace) -> None:
     """Wraps functions of the loop to record batches, and to kill or stop the process."""
     import jax
 
-    from bert_jax.checkpoints import checksums
     from bert_jax.parallel import sharding
     from bert_jax.runs import hooks
+    from bert_jax.runs.checkpoints import checksums
 
     args.run.mkdir(parents=True, exist_ok=True)
     here = f"{jax.process_count()}-{jax.process_index()}"

@@ -1,4 +1,4 @@
-"""Covers bert_jax/cli/studies/glue.py: an interrupted benchmark ends with the same results."""
+"""Covers bert_jax/apps/studies/cli/glue.py: an interrupted benchmark ends with the same results."""
 
 import json
 import os
@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.testing.models import (
+    SPECIAL_TOKENS,
+    random_parameters,
+    small_config,
+    word_tokenizer,
+)
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.pretrained.load import build_model
-from bert_jax.testing.models import SPECIAL_TOKENS, random_parameters, small_config, word_tokenizer
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 
 ROOT = str(Path(__file__).parents[2])

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.checkpointer import Checkpointer
-from bert_jax.checkpoints.step_folder import by_path
-from bert_jax.objectives.config import teacher_of
+from bert_jax.config.objectives import teacher_of
+from bert_jax.config.train import Parallelism, make_mesh_config
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.runs.attempt_log import read_attempts
+from bert_jax.runs.checkpoints.checkpointer import Checkpointer
+from bert_jax.runs.checkpoints.step_folder import by_path
 from bert_jax.train.sources import make_source
 from bert_jax.train.step import State, TrainSetup
 from tests.helpers.pretraining_recipes import RECIPES, prepare_recipes, small_experiment

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.params import paths
-from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 from tests.helpers.processes import drive, drive_together
 

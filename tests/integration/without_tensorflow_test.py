@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.interop import tf1
-from bert_jax.testing.text_corpus import write_text, write_vocabulary
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = ("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio")
@@ -51,7 +51,7 @@ assert refused == {sorted(NEED_TENSORFLOW)!r}, refused
 
 
 PREPARE = """
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 try: main(["--help"])
 except SystemExit as done: assert not done.code
 assert main(["prepare", "--files", "text/*", "--tokenizer", "vocabulary", "--output", "prepared",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface_config import read_config, to_hf_config
@@ -17,7 +18,6 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.testing.models import random_parameters, small_config
 
 SEQUENCE, TOKEN = "BertForSequenceClassification", "BertForTokenClassification"
 SPAN, CHOICE = "BertForQuestionAnswering", "BertForMultipleChoice"

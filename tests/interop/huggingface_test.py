@@ -1,4 +1,4 @@
-"""Covers bert_jax/interop/huggingface.py, huggingface_config.py and torch_file.py."""
+"""Covers bert_jax/interop/huggingface.py, huggingface_config.py and weight_files.py."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, torch_file
+from bert_jax.interop import huggingface, weight_files
 from bert_jax.interop.huggingface_config import read_config
 from bert_jax.models.layers.config import GeluTanh
-from bert_jax.testing.models import random_parameters, small_config
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_unusual_tensors_of_a_bin_file_are_read_or_refused(tmp_path):
     torch = pytest.importorskip("torch")
     file, weight = tmp_path / "pytorch_model.bin", torch.eye(2)
     torch.save({"a": torch.nn.Parameter(weight)}, file)
-    np.testing.assert_array_equal(torch_file.read_torch_file(file)["a"], np.eye(2))
+    np.testing.assert_array_equal(weight_files.read_torch_file(file)["a"], np.eye(2))
     refused = {
         "sparse": {"a": weight.to_sparse()},
         "empty": {"a": weight.to("meta")},
@@ -204,13 +204,13 @@ def test_unusual_tensors_of_a_bin_file_are_read_or_refused(tmp_path):
     for reason, state in refused.items():
         torch.save(state, file)
         with pytest.raises(UserError, match=reason):
-            torch_file.read_torch_file(file)
+            weight_files.read_torch_file(file)
 
 
 def test_bin_file_without_torch_is_refused(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(UserError, match="needs PyTorch, which is not installed"):
-        torch_file.read_torch_file(folder / "pytorch_model.bin")
+        weight_files.read_torch_file(folder / "pytorch_model.bin")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

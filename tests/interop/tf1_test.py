@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters
 from bert_jax.errors import UserError
 from bert_jax.interop import tf1
 from bert_jax.pretrained.initial import load_model_or_tf1
-from bert_jax.testing.models import random_parameters
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
-from bert_jax.testing.models import random_parameters, small_config
 
 INDEX = "model.safetensors.index.json"
 

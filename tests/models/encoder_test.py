@@ -132,19 +132,19 @@ import jax
 import numpy as np
 
 import bert_jax
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.interop import huggingface
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.parameters import parts_in, validate_params
 from bert_jax.models.toy.config import ToyConfig
-from bert_jax.objectives.config import FineTuning, ObjectiveConfig, Pretraining
+from bert_jax.config.objectives import FineTuning, ObjectiveConfig, Pretraining
 from bert_jax.objectives.make import make_objective
-from bert_jax.parallel.config import MeshConfig
+from bert_jax.config.train import MeshConfig
 from bert_jax.parallel.sharding import make_mesh, parameter_shardings
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
-from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+from bert_jax.apps.testing.batches import fine_tuning_batch, pretraining_batch
+from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.flops import step_flops
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.optimizer import learning_rate_schedule

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax import functional
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.encoder import EncoderConfig, build_encoder
@@ -23,7 +22,7 @@ from bert_jax.models.layers.config import (
 )
 from bert_jax.models.model import EncoderWithHeads, build_network, forward
 from bert_jax.models.roberta.config import RobertaConfig
-from bert_jax.params import paths
+from bert_jax.params import functional, paths
 from tests.helpers.quick_init import quick_init
 
 SIZES: dict[str, Any] = {

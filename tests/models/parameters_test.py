@@ -4,15 +4,15 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import UserError
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import validate_params
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.testing.models import random_parameters, small_config
 
 
 def test_forward_computes_what_pretraining_computes():

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.apps.testing.models import random_parameters
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.layers.config import (
     ComputeConfig,
@@ -22,8 +24,6 @@ from bert_jax.models.layers.config import (
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.testing.models import random_parameters
 
 MPNET = MPNetConfig(
     vocab_size=103,

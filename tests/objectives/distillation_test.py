@@ -8,7 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.apps.testing.batches import fine_tuning_batch, pretraining_batch
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.distillation import (
+    AllTokens,
+    MaskedTokens,
+    PretrainingDistillation,
+    SoftLabels,
+    TaskDistillation,
+    Teacher,
+)
+from bert_jax.config.objectives import FineTuning, ObjectiveConfig, Pretraining
+from bert_jax.config.train import Phase
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -17,15 +29,6 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives.config import FineTuning, ObjectiveConfig, Pretraining
-from bert_jax.objectives.distillation.config import (
-    AllTokens,
-    MaskedTokens,
-    PretrainingDistillation,
-    SoftLabels,
-    TaskDistillation,
-    Teacher,
-)
 from bert_jax.objectives.distillation.objective import (
     PretrainingDistillationObjective,
     SoftLabelObjective,
@@ -33,9 +36,6 @@ from bert_jax.objectives.distillation.objective import (
 )
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
-from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
-from bert_jax.testing.models import random_parameters, small_config
-from bert_jax.train.config import Phase
 from bert_jax.train.flops import step_flops
 
 # One and two layers: compiling them is most of these tests' time.

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -13,7 +14,6 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
 )
 from bert_jax.objectives import fine_tuning_heads
-from bert_jax.testing.batches import fine_tuning_batch
 
 SIZES = {"batch_size": 7, "seq_length": 12, "vocab_size": 30, "num_padding_examples": 2}
 LABELS = ("a", "b", "c", "d")

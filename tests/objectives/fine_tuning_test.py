@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from bert_jax import batch as batch_lib
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.objectives import FineTuning, ObjectiveConfig
+from bert_jax.config.train import make_mesh_config
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -23,14 +27,10 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.parameters import parts_in, validate_params
-from bert_jax.objectives.config import FineTuning, ObjectiveConfig
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import random_parameters, small_config
 from bert_jax.train.optimizer import decay_mask
 
 HEADS = [

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from bert_jax import batch as batch_lib
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.objectives import (
+    FineTuning,
+    MultiTask,
+    NamedHead,
+    ObjectiveConfig,
+    UncertaintyWeighting,
+    UniformWeighting,
+)
+from bert_jax.config.train import make_mesh_config
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -18,24 +29,13 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives.config import (
-    FineTuning,
-    MultiTask,
-    NamedHead,
-    ObjectiveConfig,
-    UncertaintyWeighting,
-    UniformWeighting,
-)
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.make import make_objective
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import random_parameters, small_config
 from bert_jax.train.optimizer import decay_mask
-from bert_jax.tuning.freezing import param_depth
+from bert_jax.train.tuning.freezing import param_depth
 
 MODEL = small_config(num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 # Two tasks use the field `labels`; one has label ids that the other does not have.

@@ -10,6 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.objectives import (
+    GradientDisentangledEmbeddings,
+    ReplacedTokens,
+    SharedEmbeddings,
+)
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.data.pretraining.rng import Stream, random_bits
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
@@ -18,11 +25,6 @@ from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, g
 from bert_jax.models.layers.config import LearnedPositions, NoPositions
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
-from bert_jax.objectives.replaced_tokens.config import (
-    GradientDisentangledEmbeddings,
-    ReplacedTokens,
-    SharedEmbeddings,
-)
 from bert_jax.objectives.replaced_tokens.objective import (
     ReplacedTokensObjective,
     discriminator_params,
@@ -32,8 +34,6 @@ from bert_jax.objectives.replaced_tokens.objective import (
     sample_tokens,
 )
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import WEIGHT_DECAY, learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 

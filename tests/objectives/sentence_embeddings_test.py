@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.errors import ConfigError
-from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig
-from bert_jax.objectives.sentence_embeddings.config import (
+from bert_jax.apps.testing.models import small_config
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.sentence_embeddings import (
     CoSENTLoss,
     CosineSimilarityLoss,
     MatryoshkaLoss,
@@ -19,10 +18,11 @@ from bert_jax.objectives.sentence_embeddings.config import (
     TripletLoss,
     UnsupervisedSimCSE,
 )
+from bert_jax.config.train import MeshConfig
+from bert_jax.errors import ConfigError
+from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig
 from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import MeshConfig
-from bert_jax.testing.models import small_config
 from tests.helpers.quick_init import quick_init
 
 CONFIG = SentenceEmbedding(

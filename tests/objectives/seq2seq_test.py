@@ -6,15 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.pretraining.denoising.examples import (
-    SourceAndTarget,
-    collate_sources_and_targets,
-)
-from bert_jax.data.text_to_text.packed_rows import collate_packed_rows, pack_sources_and_targets
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.data.pretraining.denoising import SourceAndTarget, collate_sources_and_targets
+from bert_jax.data.text_to_text.loader import collate_packed_rows, pack_sources_and_targets
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.t5.config import T5Config
-from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 
 SIZES: dict[str, Any] = {

@@ -8,19 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.config import PretrainingData
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.data import PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
+    CommunicationDtype,
+    Parallelism,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+    make_mesh_config,
+)
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.communication import GatherParamsObjective
-from bert_jax.parallel.config import CommunicationDtype, Parallelism, make_mesh_config
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.step import TrainSetup
 
 PHASE = Phase(steps=10, seq_length=128, batch_size=128, max_predictions_per_seq=20)

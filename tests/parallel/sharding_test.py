@@ -5,13 +5,13 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import MeshConfig, make_mesh_config
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.sharding import parameter_axes
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import MeshConfig, make_mesh_config
 from bert_jax.params import paths
 
 

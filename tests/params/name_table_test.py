@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import UserError
 from bert_jax.models.bert.huggingface import HUGGING_FACE, TABLES
 from bert_jax.models.bert.tf1 import TF1
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
-from bert_jax.testing.models import random_parameters, small_config
 
 
 @pytest.mark.parametrize("table, tied", [(TABLES.tied, True), (TABLES.untied, False), (TF1, True)])

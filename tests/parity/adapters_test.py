@@ -13,7 +13,11 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.batch import ENCODER_FIELDS
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.models.adapters.config import (
     IA3,
     AlphaOverSqrtRank,
@@ -31,15 +35,11 @@ from bert_jax.models.bert.huggingface import TABLES as BERT_TABLES
 from bert_jax.models.layers.config import LearnedPositions, PaddingOffsetPositions
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.roberta.huggingface import TABLES as ROBERTA_TABLES
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
-from bert_jax.tuning.config import TuningConfig
 from tests.helpers.torch_parity import HEADS, randomize_parameters, torch_head_outputs
 
 torch = pytest.importorskip("torch")

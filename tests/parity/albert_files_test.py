@@ -1,6 +1,6 @@
 """Compares files of ALBERT with Hugging Face: spiece.model, Google's checkpoints, real weights.
 
-Covers bert_jax/text/sentencepiece/albert_tokenizer.py, bert_jax/models/albert/tf1.py and
+Covers bert_jax/text/sentencepiece.py, bert_jax/models/albert/tf1.py and
 huggingface.py.
 """
 

@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.export.export import export
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.albert.huggingface import TABLES
@@ -22,12 +25,9 @@ from bert_jax.models.layers.config import (
     Scanned,
 )
 from bert_jax.models.model import run_forward
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from tests.helpers.folder_parity import (

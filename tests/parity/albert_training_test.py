@@ -11,17 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.config import NGramMasking, PretrainingData, SentenceOrderPairs
+from bert_jax.apps.testing.random_corpus import (
+    MASK,
+    random_documents,
+    random_vocab_arrays,
+    write_corpus,
+)
+from bert_jax.config.data import NGramMasking, PretrainingData, SentenceOrderPairs
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import Lamb, Phase, TrainConfig, WarmupLinear
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.albert.huggingface import TABLES
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.testing.random_corpus import MASK, random_documents, random_vocab_arrays, write_corpus
-from bert_jax.train.config import Lamb, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from tests.helpers.torch_parity import randomize_parameters

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import WORDS, random_parameters, small_config, word_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
@@ -19,7 +20,6 @@ from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.predict.attention import AttentionExtractor
 from bert_jax.pretrained.load import LoadedModel, build_model
-from bert_jax.testing.models import WORDS, random_parameters, small_config, word_tokenizer
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 torch = pytest.importorskip("torch")

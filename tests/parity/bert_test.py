@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.objectives import Pretraining
 from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import GeluTanh
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.testing.models import small_model
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
@@ -21,7 +22,6 @@ from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import pretraining_batch
 from tests.helpers.folder_parity import assert_same_tensors, check_folder, check_head_folder
 from tests.helpers.torch_parity import (
     jax_head_outputs,

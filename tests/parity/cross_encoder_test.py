@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import Identity, RankingHead, Sigmoid
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.reranker import Reranker
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.models import small_model
 from tests.helpers.torch_parity import randomize_parameters
 
 pytest.importorskip("torch")

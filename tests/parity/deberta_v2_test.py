@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.deberta_v2.config import DebertaV2Config
@@ -20,7 +21,6 @@ from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import pretraining_batch
 from bert_jax.text.load_tokenizer import load_tokenizer
 from tests.helpers.folder_parity import (
     check_folder,

@@ -13,23 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.objectives.base import Objective
-from bert_jax.objectives.config import FineTuning, Pretraining
-from bert_jax.objectives.distillation.config import (
+from bert_jax.apps.testing.batches import fine_tuning_batch, pretraining_batch
+from bert_jax.config.distillation import (
     TEACHER_PARAMS,
     PretrainingDistillation,
     TaskDistillation,
     Teacher,
 )
+from bert_jax.config.objectives import FineTuning, Pretraining
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.tuning import TuningConfig
+from bert_jax.models.heads.config import SequenceClassificationHead
+from bert_jax.objectives.base import Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.pretrained.load import LoadedModel, load_model
-from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from bert_jax.train.teacher import student_from_layers
-from bert_jax.tuning.config import TuningConfig
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.objectives import ReplacedTokens
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.electra.huggingface import HUGGING_FACE
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.config import ReplacedTokens
 from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective, gumbel_noise
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from tests.helpers.torch_parity import randomize_parameters

@@ -10,7 +10,10 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import small_model
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.config.objectives import FineTuning
 from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TABLES
@@ -20,12 +23,9 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
 )
 from bert_jax.objectives import fine_tuning_heads
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import small_model
 from tests.helpers.torch_parity import (
     HEADS,
     jax_head_outputs,

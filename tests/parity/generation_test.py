@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.interop.seq2seq import read_seq2seq_folder
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
-from bert_jax.params import paths
-from bert_jax.predict.generation.config import (
+from bert_jax.config.generation import (
     BeamSearch,
     GenerationConfig,
     Greedy,
     StopWhenFull,
     StopWhenImpossible,
 )
+from bert_jax.interop.seq2seq import read_seq2seq_folder
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.params import paths
 from bert_jax.predict.generation.decode import generate_ids, token_rules
 from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5
 from tests.helpers.torch_parity import randomize_parameters

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.finetuning.config import Conll, Glue, Snli, Squad, Swag, TaskConfig
+from bert_jax.config.labeled_data import Conll, Glue, Snli, Squad, Swag, TaskConfig
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.tasks import make_features

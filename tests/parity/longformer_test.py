@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import QuestionAnsweringHead, TaskHead
 from bert_jax.models.layers.config import ComputeConfig, PaddingOffsetPositions, Scanned
@@ -19,7 +20,6 @@ from bert_jax.models.longformer.huggingface import TABLES
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch
 from tests.helpers.folder_parity import assert_same_tensors
 from tests.helpers.torch_parity import (
     HEADS,

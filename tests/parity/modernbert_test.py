@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import FirstTokenPooling, MeanPooling
@@ -22,7 +23,6 @@ from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.modernbert.huggingface import names
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import pretraining_batch
 from tests.helpers.folder_parity import assert_same_tensors, check_head_folder, check_head_outputs
 from tests.helpers.torch_parity import (
     each_head_of_family,

@@ -2,15 +2,15 @@
 
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.config_lib import override
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.config_lib import override
+from bert_jax.config.objectives import MultiTask, UncertaintyWeighting
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.config import MultiTask, UncertaintyWeighting
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import small_model
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.presets import multi_task_experiment
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh

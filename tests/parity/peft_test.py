@@ -21,9 +21,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax import cli
+from bert_jax import __main__ as cli
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import small_model
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
 from bert_jax.cli.arguments.method import tuning_method
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.tuning import LayerNormTuning, TuningConfig
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.interop.peft.adapter_config import PeftAdapter
@@ -42,18 +47,13 @@ from bert_jax.models.adapters.config import (
 )
 from bert_jax.models.adapters.network import start_from_base
 from bert_jax.models.huggingface import format_of
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.load import LoadedModel, load_model
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import small_model
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
-from bert_jax.tuning.config import LayerNormTuning, TuningConfig
-from bert_jax.tuning.freezing import is_frozen
+from bert_jax.train.tuning.freezing import is_frozen
 from tests.helpers.torch_parity import HEADS, randomize_parameters, torch_head_outputs
 
 torch = pytest.importorskip("torch")

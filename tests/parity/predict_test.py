@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -19,7 +20,6 @@ from bert_jax.models.heads.config import (
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.models import small_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

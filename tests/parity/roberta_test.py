@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import GeluTanh, PaddingOffsetPositions
 from bert_jax.models.model import forward, run_forward
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.roberta.huggingface import TABLES
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from tests.helpers.folder_parity import (

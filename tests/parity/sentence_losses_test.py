@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.objectives.sentence_embeddings.config import (
+from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,

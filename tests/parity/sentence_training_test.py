@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.export.export import export
-from bert_jax.objectives.sentence_embeddings.config import (
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.sentence_embeddings import (
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
     UnsupervisedSimCSE,
 )
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.export.export import export
 from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
-from bert_jax.testing.models import small_model
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
 from bert_jax.models.sentence_encoder.config import POOLING_MODES
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.sentence_model import load_sentence_model, sentence_model_of
-from bert_jax.testing.models import small_model
 
 torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -13,17 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.config import ConcatenatedDocuments, PretrainingData, SingleSegment
+from bert_jax.apps.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
+from bert_jax.config.data import (
+    BartDenoising,
+    ConcatenatedDocuments,
+    PretrainingData,
+    SingleSegment,
+    SpanCorruption,
+)
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import Adafactor, AdamW, InverseSquareRoot, Phase, TrainConfig
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining.denoising.config import BartDenoising, SpanCorruption
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
-from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 from bert_jax.params import paths
-from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
-from bert_jax.train.config import Adafactor, AdamW, InverseSquareRoot, Phase, TrainConfig
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5

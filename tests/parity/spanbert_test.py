@@ -12,15 +12,15 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.config import SpanMasking
+from bert_jax.apps.testing.models import small_config
+from bert_jax.apps.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
+from bert_jax.config.data import SpanMasking
+from bert_jax.config.objectives import Pretraining
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import example_keys
 from bert_jax.models.bert.huggingface import TABLES
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.testing.models import small_config
-from bert_jax.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")

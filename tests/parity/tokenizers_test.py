@@ -14,8 +14,8 @@ import shutil
 
 import pytest
 
+from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.text.cleaning import clean_text
-from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.files import read_text
 from bert_jax.text.learn import train_tokenizer
 from bert_jax.text.load_tokenizer import load_tokenizer

@@ -12,16 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.config import PretrainingData
+from bert_jax.apps.testing.random_corpus import (
+    MASK,
+    random_documents,
+    random_vocab_arrays,
+    write_corpus,
+)
+from bert_jax.config.data import PretrainingData
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TABLES
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.testing.random_corpus import MASK, random_documents, random_vocab_arrays, write_corpus
-from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 
@@ -133,11 +138,11 @@ def test_losses_on_a_random_corpus(tmp_path):
 
 
 def test_losses_on_real_text(shared: Path, tmp_path):
+    from bert_jax.config.text import TokenizerTrainingConfig
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.prepare import prepare
     from bert_jax.data.corpus.sources import TextFiles
     from bert_jax.text.cleaning import clean_text
-    from bert_jax.text.config import TokenizerTrainingConfig
     from bert_jax.text.files import read_text
     from bert_jax.text.learn import train_tokenizer
 

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.model import run_forward
@@ -22,7 +23,6 @@ from bert_jax.models.sentence_encoder.config import (
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.pretrained.sentence_model import SentenceModel
-from bert_jax.testing.models import small_model
 
 TEXTS = ["the old man mends a net by the sea", "a net"]
 
@@ -174,7 +174,7 @@ def test_embedding_from_an_export_imports_no_tensorflow_torch_or_orbax(model, tm
     export(model, tmp_path / "exported")
     code = f"""
 import sys
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 assert main(["fill-mask", {str(tmp_path / "exported")!r}, "a [MASK]"]) == 0
 assert main(["embed", {str(tmp_path / "exported")!r}, "a net"]) == 0
 print({{"tensorflow", "torch", "orbax", "seqio", "transformers"}} & set(sys.modules))

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.testing.models import small_model
 
 TEXTS = [
     "the [MASK] man mends a [MASK] by the sea",

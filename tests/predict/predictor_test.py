@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.data.finetuning.example import QuestionExample, TaggedExample, TextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
@@ -26,7 +27,6 @@ from bert_jax.models.model import run_forward
 from bert_jax.predict.checks import check_pairs
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.testing.models import small_model
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 HEADS = {
@@ -398,7 +398,7 @@ def test_predicting_from_an_export_imports_no_tensorflow_torch_or_orbax(models, 
     export(models["token_classification"], tmp_path / "exported")
     code = f"""
 import sys
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 assert main(["predict", {str(tmp_path / "exported")!r}, "a net"]) == 0
 print({{"tensorflow", "torch", "orbax", "seqio", "transformers"}} & set(sys.modules))
 """

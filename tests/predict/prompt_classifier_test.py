@@ -6,13 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters, small_config, small_model
+from bert_jax.config.prompts import AveragedTokens, Demonstrations, LabelWords, Prompt
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.prompts.config import (
-    AveragedTokens,
-    Demonstrations,
-    LabelWords,
-    Prompt,
-)
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
@@ -21,7 +17,6 @@ from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.predict import prompt_classifier
 from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import build_model
-from bert_jax.testing.models import random_parameters, small_config, small_model
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 torch = pytest.importorskip("torch")

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import (
     Identity,
@@ -15,7 +16,6 @@ from bert_jax.models.heads.config import (
 from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.reranker import Reranker
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.testing.models import small_model
 
 QUERY, TEXTS = "the sea", ["a net", "the old man mends a net by the sea", "a man sings"]
 

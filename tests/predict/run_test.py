@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.config_lib import override
-from bert_jax.data.finetuning.config import (
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import WORDS, small_model
+from bert_jax.config.config_lib import override
+from bert_jax.config.labeled_data import (
     Columns,
     Conll,
     HeadTruncation,
@@ -29,7 +30,6 @@ from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 

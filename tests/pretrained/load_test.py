@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer, write_run
+from bert_jax.config.objectives import CausalLM, FineTuning
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.interop import huggingface
@@ -17,10 +19,8 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives.config import CausalLM, FineTuning
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
-from bert_jax.testing.models import WORDS, small_model, word_tokenizer, write_run
 
 
 @pytest.fixture

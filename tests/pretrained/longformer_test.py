@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import random_parameters
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.albert.config import AlbertConfig
@@ -19,7 +20,6 @@ from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.pretrained.longformer import make_longformer
-from bert_jax.testing.models import random_parameters
 
 SIZES: Any = {
     "vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,

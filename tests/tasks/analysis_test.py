@@ -15,10 +15,10 @@ from bert_jax.data.finetuning.example import (
     Task,
     TextExample,
 )
-from bert_jax.evals.squad_decoding import Candidate, PredictedAnswer
 from bert_jax.tasks import compute_metrics, kind_of
 from bert_jax.tasks.analysis import MAX_ERRORS, analyze, describe_task
 from bert_jax.tasks.descriptions import MAX_SHOWN_CHARACTERS, excerpt
+from bert_jax.tasks.metrics.squad_decoding import Candidate, PredictedAnswer
 from bert_jax.tasks.regression import MAX_SCATTER_POINTS
 
 

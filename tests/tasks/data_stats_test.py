@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.data.finetuning.example import (
     Answer,
     ChoiceExample,
@@ -20,7 +21,6 @@ from bert_jax.tasks.data_stats import (
     length_stats,
     regression_labels,
 )
-from bert_jax.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 

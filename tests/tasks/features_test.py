@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import word_tokenizer
 from bert_jax.data.finetuning.example import (
     Answer,
     ChoiceExample,
@@ -19,7 +20,6 @@ from bert_jax.data.finetuning.example import (
 from bert_jax.data.finetuning.features import Features, build_inputs_with_special_tokens
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.tasks import make_features
-from bert_jax.testing.models import word_tokenizer
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog", "ran", "##s", "who", "?", ".")
 

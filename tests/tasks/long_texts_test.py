@@ -1,26 +1,21 @@
 """Tests what training reads of long texts, and the pooling of the predictions for windows.
 
-Covers bert_jax/tasks/long_texts.py and the truncations of bert_jax/data/finetuning/config.py.
+Covers bert_jax/tasks/long_texts.py and the truncations of bert_jax/config/labeled_data.py.
 """
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import (
-    Columns,
-    HeadTruncation,
-    JointWindows,
-    Windows,
-)
+from bert_jax.apps.testing.models import word_tokenizer
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.labeled_data import Columns, HeadTruncation, JointWindows, Windows
 from bert_jax.data.finetuning.example import TaggedExample, Task, TextExample
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.truncation_names import TRUNCATIONS, make_truncation, truncation_name
 from bert_jax.errors import ConfigError
 from bert_jax.tasks import kind_of, make_features
-from bert_jax.testing.models import word_tokenizer
 
 WORDS = tuple("abcdefghijklmnop")
 LONG = "a b c d e f g h i j"

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.finetuning.example import Task, TextExample
-from bert_jax.data.finetuning.loader import FineTuningLoader
-from bert_jax.data.finetuning.prompts.config import (
+from bert_jax.apps.testing.models import word_tokenizer
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.prompts import (
     AveragedTokens,
     Demonstrations,
     LabelWords,
@@ -22,6 +21,8 @@ from bert_jax.data.finetuning.prompts.config import (
     SimilarExamples,
     parse_template,
 )
+from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.prompts.glue_prompts import (
     GLUE_PROMPTS,
     glue_prompt,
@@ -33,7 +34,6 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.tasks import make_features, training_features
 from bert_jax.tasks.prompt_features import find_label_tokens, make_prompt_features
 from bert_jax.tasks.sequence_classification import SequenceClassification
-from bert_jax.testing.models import word_tokenizer
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 LABELS = ("no", "yes")

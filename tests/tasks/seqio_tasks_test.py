@@ -10,8 +10,9 @@ import pytest
 import seqio
 import tensorflow_datasets as tfds
 
+from bert_jax.apps.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.batch import FIELDS
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     GLUE_NAMES,
     CappedMixing,
     Columns,
@@ -29,7 +30,6 @@ from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.tasks import make_features
 from bert_jax.tasks.seqio_tasks import register_labeled_task, register_mixture
-from bert_jax.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 LENGTH = 20

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from bert_jax.apps.testing.models import WORDS, word_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.testing.models import WORDS, word_tokenizer
 from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
+from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.config import TokenizerTrainingConfig
-from bert_jax.text.learn import train_tokenizer, train_tokenizer_from_files
+from bert_jax.text.learn import train_tokenizer, train_tokenizer_from_files, train_wordpiece_vocab
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.text.wordpiece_learner import train_wordpiece_vocab
 
 KINDS = ("wordpiece", "bpe", "unigram")
 
@@ -140,7 +139,7 @@ def test_cased_keeps_upper_case(kind, speeches):
 
 SCRIPT = """
 import sys
-from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer
 texts = [open(name, encoding="utf-8").read() for name in sys.argv[1:]]
 for kind in ("wordpiece", "bpe", "unigram"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.hardware.tpu_slices import all_slices
+from bert_jax.parallel.tpu_slices import all_slices
 from tests.helpers.tpu.cloud import BUNDLE, FakeCloud, Trainers, tpuctl
 from tpu import bucket_layout, strict_json
 from tpu.launcher import commands_launch

@@ -18,10 +18,10 @@ FILES = sorted((ROOT / "tpu/launcher").rglob("*.py"))
 ALLOWED = (
     "tpu",
     "bert_jax.errors",
-    "bert_jax.hardware.tpu_slices",
-    "bert_jax.log_handler",
-    "bert_jax.parent_process",
-    "bert_jax.recipes",
+    "bert_jax.parallel.tpu_slices",
+    "bert_jax.io.log_handler",
+    "bert_jax.io.parent_process",
+    "bert_jax.config.recipes",
 )
 README = (ROOT / "tpu/README.md").read_text()
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.apps.testing.text_corpus import prepare_corpus
 from tests.helpers.tpu.fake_pod import FakePod
 from tests.helpers.tpu.metadata_server import MetadataServer, serving
 
 RECIPE = """
-from bert_jax.experiment import Experiment
-from bert_jax.testing.experiments import tiny_experiment
-from bert_jax.train.config import Phase
+from bert_jax.config.experiment import Experiment
+from bert_jax.apps.testing.experiments import tiny_experiment
+from bert_jax.config.train import Phase
 
 
 def get_config(*, corpus: str, steps: int = 6, every: int = 3) -> Experiment:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.apps.simulate.attempt import free_port
+from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.simulate.attempt import free_port
-from bert_jax.testing.models import small_model
-from bert_jax.testing.text_corpus import prepare_corpus
 from tpu import bucket_layout
 
 ROOT = Path(__file__).parents[2]

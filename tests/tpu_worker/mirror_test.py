@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.atomic_io import atomic_path
+from bert_jax.io.atomic_io import atomic_path
 from tpu.worker import storage
 from tpu.worker.bucket_sync import _TEMPORARY_FILES, ShardedSync
 from tpu.worker.host_context import HostContext

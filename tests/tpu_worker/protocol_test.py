@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.parallel.tpu_slices import find_slice
 from tpu import bucket_layout, protocol, strict_json
 from tpu.protocol import (
     ExitReport,

@@ -14,17 +14,18 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.cli.arguments.method import METHODS, MethodName
-from bert_jax.config_lib import override
+from bert_jax.config.config_lib import override
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.tuning import BitFit, TuningConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.adapters.config import HoulsbyAdapter, LoRA, PromptTuning
 from bert_jax.models.heads.config import LabelTokens, RegressionHead
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.predict.adapter_set import AdapterSet
@@ -34,10 +35,9 @@ from bert_jax.predict.training_settings import max_text_length
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import Base, TrainedAdapter, read_adapter
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.run import run
-from bert_jax.tuning.config import BitFit, TuningConfig
-from bert_jax.tuning.freezing import is_frozen
+from bert_jax.train.tuning.freezing import is_frozen
 from tests.helpers.killed_run import compare_killed_run
 from tests.helpers.one_device import one_device_mesh
 from tests.helpers.same_parameters import assert_same_parameters

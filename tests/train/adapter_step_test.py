@@ -1,6 +1,7 @@
 """Tests training steps with adapters: meshes, microbatches, several tasks, memory of the state.
 
-Covers bert_jax/train/step.py, bert_jax/tuning/freezing.py and bert_jax/plan/state_bytes.py.
+Covers bert_jax/train/step.py, bert_jax/train/tuning/freezing.py and
+bert_jax/apps/plan/state_bytes.py.
 """
 
 import functools
@@ -11,11 +12,17 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.plan.state_bytes import state_bytes
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import small_config
 from bert_jax.batch import ENCODER_FIELDS
-from bert_jax.config_lib import override
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import Glue
-from bert_jax.experiment import Experiment
+from bert_jax.config.config_lib import override
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Glue
+from bert_jax.config.objectives import FineTuning, MultiTask, NamedHead
+from bert_jax.config.train import Phase, TrainConfig, WarmupLinear, make_mesh_config
+from bert_jax.config.tuning import BitFit, LayerNormTuning, QueryAndIntermediateBiases, TuningConfig
 from bert_jax.models.adapters.config import (
     IA3,
     DoRA,
@@ -28,22 +35,10 @@ from bert_jax.models.adapters.config import (
 )
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.heads.config import RegressionHead, SequenceClassificationHead
-from bert_jax.objectives.config import FineTuning, MultiTask, NamedHead
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
-from bert_jax.plan.state_bytes import state_bytes
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import small_config
-from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.step import TrainSetup, init_state
-from bert_jax.tuning.config import (
-    BitFit,
-    LayerNormTuning,
-    QueryAndIntermediateBiases,
-    TuningConfig,
-)
 
 HEAD = SequenceClassificationHead(labels=("no", "yes"))
 LORA = LoRA(rank=4, targets=("query", "feed_forward/*", "word_embeddings"))

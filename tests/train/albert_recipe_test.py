@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.config import NGramMasking, PretrainingData, SentenceOrderPairs
+from bert_jax.apps.plan.inputs import make_inputs
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.config.data import NGramMasking, PretrainingData, SentenceOrderPairs
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import Lamb, WarmupLinear
 from bert_jax.models.albert.config import AlbertConfig, AlbertSize, AlbertVersion
-from bert_jax.objectives.config import Pretraining
-from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.train.config import Lamb, WarmupLinear
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/albert.py")
 

@@ -4,26 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config_lib import override
-from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.experiment import Experiment
-from bert_jax.export.export import export
-from bert_jax.interop.huggingface import ImportedModel
-from bert_jax.models.distilbert.config import DistilBertConfig
-from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.config import Pretraining
-from bert_jax.objectives.distillation.config import (
+from bert_jax.apps.testing.models import random_parameters, small_config
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.config_lib import override
+from bert_jax.config.distillation import (
     TEACHER_PARAMS,
     AllTokens,
     MaskedTokens,
     PretrainingDistillation,
 )
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.train import AdamW, WarmupLinear
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.export.export import export
+from bert_jax.interop.huggingface import ImportedModel
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.pretrained.load import build_model, load_model
-from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.testing.models import random_parameters, small_config
-from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.config import AdamW, WarmupLinear
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh
 

@@ -10,27 +10,26 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.cli import main
-from bert_jax.data.config import Masking, PretrainingData, SingleSegment
+from bert_jax.__main__ import main
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.data import Masking, PretrainingData, SingleSegment
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import GradientDisentangledEmbeddings, ReplacedTokens
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.train import AdamW, CheckpointConfig, LoggingConfig, WarmupLinear
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.electra.config import ElectraConfig, ElectraSize, generator_config
 from bert_jax.models.layers.config import LearnedPositions, NoPositions
-from bert_jax.objectives.config import ReplacedTokens
-from bert_jax.objectives.replaced_tokens.config import GradientDisentangledEmbeddings
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
-from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.pretrained.initial import load_generator
 from bert_jax.pretrained.load import load_model
-from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.config import AdamW, CheckpointConfig, LoggingConfig, WarmupLinear
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup

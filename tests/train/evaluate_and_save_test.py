@@ -9,16 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config.train import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError
 from bert_jax.runs.hooks import TrainingHalted
 from bert_jax.train import loop
-from bert_jax.train.config import (
-    CheckpointConfig,
-    HeldOutEval,
-    Phase,
-    TrainConfig,
-    WarmupLinear,
-)
 from bert_jax.train.evaluate_and_save import (
     BestEvaluation,
     Evaluate,
@@ -27,7 +22,6 @@ from bert_jax.train.evaluate_and_save import (
     find_non_finite,
 )
 from bert_jax.train.loop import TrainingMeter, pause_seconds_left
-from bert_jax.tuning.config import TuningConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Covers bert_jax/checkpoints/ outside the run folder: read, resumed, mirrored, rejected."""
+"""Covers bert_jax/runs/checkpoints/ outside the run folder: read, resumed, mirrored, rejected."""
 
 import shutil
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints import step_folder
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.errors import UserError
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
+from bert_jax.runs.checkpoints import step_folder
 from bert_jax.runs.run_folder import checkpoint_dir
-from bert_jax.testing.text_corpus import prepare_corpus
 from tests.helpers.one_device import one_device_mesh
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
 RECIPE = """
-from bert_jax.experiment import Experiment
-from bert_jax.testing.experiments import tiny_experiment
-from bert_jax.train.config import Phase
+from bert_jax.config.experiment import Experiment
+from bert_jax.apps.testing.experiments import tiny_experiment
+from bert_jax.config.train import Phase
 
 
 def get_config(*, corpus: str) -> Experiment:

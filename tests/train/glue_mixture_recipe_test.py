@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.finetuning.config import (
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.labeled_data import (
     CappedMixing,
     EqualMixing,
     Glue,
     ProportionalMixing,
     TemperatureMixing,
 )
+from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.errors import ConfigError
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.testing.models import small_model
 
 RECIPE = str(Path(__file__).parents[2] / "configs/finetune/glue_mixture.py")
 

@@ -5,23 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.config import Masking, PackedSegments, PretrainingData
-from bert_jax.experiment import Experiment
+from bert_jax.apps.plan.inputs import make_inputs
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.data import Masking, PackedSegments, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.train import CheckpointConfig, HeldOutEval, StableAdamW, WarmupStableDecay
 from bert_jax.export.export import export
 from bert_jax.models.modernbert.config import ModernBertConfig
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
-from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.pretrained.load import load_model
-from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.config import (
-    CheckpointConfig,
-    HeldOutEval,
-    StableAdamW,
-    WarmupStableDecay,
-)
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh
 

@@ -8,12 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.errors import ConfigError
-from bert_jax.models.bert.config import BertConfig
-from bert_jax.objectives.config import Pretraining
-from bert_jax.objectives.pretraining import PretrainingObjective
-from bert_jax.params import paths
-from bert_jax.train.config import (
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import (
     AdamW,
     Lamb,
     Phase,
@@ -22,6 +18,10 @@ from bert_jax.train.config import (
     WarmupLinear,
     WarmupStableDecay,
 )
+from bert_jax.errors import ConfigError
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.objectives.pretraining import PretrainingObjective
+from bert_jax.params import paths
 from bert_jax.train.optimizer import WEIGHT_DECAY, learning_rate_schedule, make_optimizer
 
 PHASES = (Phase(steps=10, seq_length=8, batch_size=4, max_predictions_per_seq=2),)

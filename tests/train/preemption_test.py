@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.distributed import processes
+from bert_jax.apps.simulate.attempt import free_port
 from bert_jax.errors import UserError
-from bert_jax.simulate.attempt import free_port
+from bert_jax.parallel import processes
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
 LOOP = """
 import os, sys, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
-from bert_jax.distributed import processes
+from bert_jax.parallel import processes
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
 processes.initialize(processes.config_from_environment())

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import cli
+from bert_jax import __main__ as cli
+from bert_jax.apps.testing.models import small_model
 from bert_jax.cli import finetune
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import Conll, TaskConfig
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Conll, TaskConfig
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
-from bert_jax.testing.models import small_model
 from bert_jax.train.presets import multi_task_experiment
 
 

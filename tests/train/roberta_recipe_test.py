@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.config import DynamicMasking, FullSentences, Masking, PretrainingData
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.config.data import DynamicMasking, FullSentences, Masking, PretrainingData
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.train import AdamW, WarmupLinear
 from bert_jax.models.roberta.config import RobertaConfig, RobertaSize
-from bert_jax.objectives.config import Pretraining
-from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.train.config import AdamW, WarmupLinear
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/roberta.py")
 

@@ -9,30 +9,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.config_lib import override
-from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
-from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
-from bert_jax.export.export import export
-from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.config import CausalLM, Pretraining
-from bert_jax.parallel.config import make_mesh_config
-from bert_jax.params import paths
-from bert_jax.runs.attempt_log import read_attempts
-from bert_jax.runs.hooks import TrainingHalted
-from bert_jax.runs.run_folder import replaced_failed_start, write_or_check_config
-from bert_jax.testing.models import small_model
-from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.config import (
+from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.config_lib import override
+from bert_jax.config.data import PackedSegments, PretrainingData, SingleSegment
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import CausalLM, Pretraining
+from bert_jax.config.train import (
     CheckpointConfig,
     HeldOutEval,
     LoggingConfig,
     Phase,
     TrainConfig,
     WarmupLinear,
+    make_mesh_config,
 )
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.params import paths
+from bert_jax.runs.attempt_log import read_attempts
+from bert_jax.runs.checkpoints.step_folder import restore_params
+from bert_jax.runs.hooks import TrainingHalted
+from bert_jax.runs.run_folder import replaced_failed_start, write_or_check_config
 from bert_jax.train.initialize import check_existing_run
 from bert_jax.train.run import run
 

@@ -8,16 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.config import ConcatenatedDocuments, PretrainingData, SingleSegment
-from bert_jax.data.pretraining.denoising.config import BartDenoising, SpanCorruption
-from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
-from bert_jax.models.t5.config import T5Config
-from bert_jax.objectives.config import Seq2Seq
-from bert_jax.objectives.seq2seq import Seq2SeqObjective, shift_right
-from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.train.config import (
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.data import (
+    BartDenoising,
+    ConcatenatedDocuments,
+    PretrainingData,
+    SingleSegment,
+    SpanCorruption,
+)
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import (
     Adafactor,
     AdamW,
     HeldOutEval,
@@ -25,10 +27,13 @@ from bert_jax.train.config import (
     Phase,
     WarmupLinear,
 )
+from bert_jax.config.tuning import TuningConfig
+from bert_jax.errors import ConfigError
+from bert_jax.models.t5.config import T5Config
+from bert_jax.objectives.seq2seq import Seq2SeqObjective, shift_right
 from bert_jax.train.flops import step_flops
 from bert_jax.train.optimizer import learning_rate_schedule
 from bert_jax.train.sources.held_out import check_held_out_fields
-from bert_jax.tuning.config import TuningConfig
 from tests.helpers.quick_init import quick_init
 
 RECIPES = Path(__file__).parents[2] / "configs/pretrain"

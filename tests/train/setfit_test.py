@@ -10,17 +10,17 @@ import pytest
 from safetensors.numpy import save_file
 from sklearn.linear_model import LogisticRegression
 
-from bert_jax.cli import main
-from bert_jax.data.finetuning.config import Columns
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.labeled_data import Columns
+from bert_jax.config.sentence_embeddings import ContrastivePairs
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.sentence_embeddings.config import ContrastivePairs
 from bert_jax.errors import UserError
-from bert_jax.evals.text_baselines import fit_logistic_regression
 from bert_jax.export.export import export
 from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.setfit import HEAD_WEIGHTS, SetFitClassifier, SetFitHead, load_head
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.models import small_model
+from bert_jax.tasks.metrics.text_baselines import fit_logistic_regression
 from bert_jax.train.setfit import SetFitConfig, train_setfit
 from tests.helpers.one_device import one_device_mesh
 

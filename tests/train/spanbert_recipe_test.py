@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.config import DocSentences, PretrainingData, SpanMasking
+from bert_jax.apps.plan.inputs import make_inputs
+from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.config.data import DocSentences, PretrainingData, SpanMasking
+from bert_jax.config.objectives import Pretraining
+from bert_jax.config.train import AdamW, HeldOutEval, WarmupLinear
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
-from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.train.config import AdamW, HeldOutEval, WarmupLinear
 from bert_jax.train.sources.held_out import check_held_out_fields
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/spanbert.py")

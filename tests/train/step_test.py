@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.config import PretrainingData
-from bert_jax.experiment import Experiment
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.data import PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import CausalLM, Pretraining, ReplacedTokens
+from bert_jax.config.train import Parallelism, Phase, TrainConfig, WarmupLinear, make_mesh_config
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.layers.config import (
@@ -23,13 +26,9 @@ from bert_jax.models.layers.config import (
     SaveDots,
     Scanned,
 )
-from bert_jax.objectives.config import CausalLM, Pretraining, ReplacedTokens
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.step import TrainSetup, init_state
 

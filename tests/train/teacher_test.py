@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.config_lib import override
+from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer
+from bert_jax.config.config_lib import override
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import teacher_of
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.objectives.config import teacher_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.testing.models import WORDS, small_model, word_tokenizer
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run

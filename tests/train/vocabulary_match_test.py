@@ -9,32 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.studies import forgetting
+from bert_jax.apps.studies.ngram_comparison import ngram_baseline_losses
+from bert_jax.apps.testing.models import random_parameters, small_config, small_model, write_run
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Columns
+from bert_jax.config.recipes import load_recipe
+from bert_jax.config.train import HeldOutEval, make_mesh_config
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.finetuning.config import Columns
 from bert_jax.errors import UserError
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import make_mesh_config
 from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel, build_model
-from bert_jax.recipes import load_recipe
-from bert_jax.studies import forgetting
-from bert_jax.studies.ngram_comparison import ngram_baseline_losses
-from bert_jax.testing.models import random_parameters, small_config, small_model, write_run
-from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.config import HeldOutEval
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
 from bert_jax.train.step import TrainSetup
-from bert_jax.tuning import fisher
+from bert_jax.train.tuning import fisher
 
 RECIPES = Path(__file__).parents[2] / "configs"
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.simulate.attempt import free_port, host_environment
+from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.errors import UserError
 from bert_jax.runs.hooks import StepEvent
-from bert_jax.simulate.attempt import free_port
-from bert_jax.simulate.simulated_host import host_environment
-from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train import watchdog
 from bert_jax.train.preemption import EXIT_HUNG
 from bert_jax.train.watchdog import Watchdog

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bert_jax.errors import UserError
-from bert_jax.log_handler import set_up_logging
+from bert_jax.io.log_handler import set_up_logging
 from tpu.launcher import TPUCTL, commands_inspect, commands_launch
 from tpu.launcher import options as launcher_options
 from tpu.launcher.cloud.redaction import redact

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.parallel.tpu_slices import Slice
 from tpu.launcher import clock
 from tpu.launcher.clock import ScaledClock
 from tpu.launcher.cloud.dry_run import DryRunCloud

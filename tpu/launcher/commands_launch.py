@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.hardware.tpu_slices import Slice, find_slice
+from bert_jax.parallel.tpu_slices import Slice, find_slice
 from tpu import bucket_layout
 from tpu.launcher import flag_values
 from tpu.launcher.checks import check_result, doctor

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bert_jax.errors import ConfigError
-from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.parallel.tpu_slices import find_slice
 from tpu import bucket_layout
 from tpu.launcher import TPUCTL
 from tpu.launcher.options import Options

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from types import FrameType
 
 from bert_jax.errors import UserError
-from bert_jax.file_lock import AlreadyLockedError, acquire_lock
+from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
 from tpu import bucket_layout, protocol, strict_json
 from tpu.protocol import DoneMarker, JobSpec
 from tpu.worker import (

@@ -82,7 +82,7 @@ def _check_code(
             check="systemd",
             found="no systemd-run on PATH",
             expected="a machine with systemd, such as a TPU VM",
-            fix="use the runtime version of bert_jax/hardware/tpu_slices.json",
+            fix="use the runtime version of bert_jax/parallel/tpu_slices.json",
         )
 
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from bert_jax.data.finetuning.config import Columns, FewShot, Glue, Snli, TaskConfig, TrainingFile
-from bert_jax.data.finetuning.prompts.config import Prompt
+from bert_jax.config.labeled_data import Columns, FewShot, Glue, Snli, TaskConfig, TrainingFile
+from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt, with_demonstrations
 from bert_jax.errors import ConfigError
 

@@ -4,6 +4,13 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Literal
 
+from bert_jax.config.tuning import (
+    BitFit,
+    FullTuning,
+    LayerNormTuning,
+    QueryAndIntermediateBiases,
+    TuningMethod,
+)
 from bert_jax.errors import ConfigError
 from bert_jax.models.adapters.config import (
     IA3,
@@ -14,13 +21,6 @@ from bert_jax.models.adapters.config import (
     PfeifferAdapter,
     PrefixTuning,
     PromptTuning,
-)
-from bert_jax.tuning.config import (
-    BitFit,
-    FullTuning,
-    LayerNormTuning,
-    QueryAndIntermediateBiases,
-    TuningMethod,
 )
 
 

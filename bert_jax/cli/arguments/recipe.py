@@ -3,12 +3,11 @@
 import argparse
 import dataclasses
 
-from bert_jax.config_lib import override
-from bert_jax.data.config import PretrainingData
-from bert_jax.data.pretraining.config import CorpusMixture, WeightedCorpus
+from bert_jax.config.config_lib import override
+from bert_jax.config.data import CorpusMixture, PretrainingData, WeightedCorpus
+from bert_jax.config.experiment import Experiment, check_experiment
+from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment, check_experiment
-from bert_jax.recipes import call_recipe, load_recipe
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:

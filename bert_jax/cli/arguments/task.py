@@ -3,7 +3,7 @@
 import argparse
 from typing import Any, cast
 
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     COLUMNS_KINDS,
     GLUE_NAMES,
     Columns,

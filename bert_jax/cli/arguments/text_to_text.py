@@ -8,9 +8,9 @@ from typing import Any
 from bert_jax.cli.arguments.few_shot import few_shot_flags
 from bert_jax.cli.arguments.method import method_flags
 from bert_jax.cli.arguments.task import task_command
-from bert_jax.config_lib import override
+from bert_jax.config.config_lib import override
+from bert_jax.config.experiment import Experiment
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 
 TEXT_TO_TEXT = "text2text"
 """The TASK of pairs of texts for encoder-decoders."""
@@ -76,8 +76,8 @@ def text_to_text_experiment(args: argparse.Namespace, given: Mapping[str, Any]) 
     Raises:
       ConfigError: a flag is missing, belongs to encoders, or is repeated by --arg.
     """
+    from bert_jax.config.recipes import call_recipe, load_recipe
     from bert_jax.data.finetuning.readers.tabular_files import read_table
-    from bert_jax.recipes import call_recipe, load_recipe
 
     # --target is also the flag for the layers of LoRA, which takes several words.
     columns, args.targets = args.targets or [], None

@@ -9,7 +9,7 @@ from bert_jax.cli.arguments.sentence_encoder import (
     add_normalize_argument,
     add_pooling_argument,
 )
-from bert_jax.data.finetuning.config import GLUE_NAMES, Columns, Glue
+from bert_jax.config.labeled_data import GLUE_NAMES, Columns, Glue
 from bert_jax.errors import ConfigError
 
 HELP = "evaluate embeddings on similarity, pairs and classification"
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints a line for each task, and writes --output."""
-    from bert_jax.atomic_io import check_writable, write_json
     from bert_jax.data.finetuning.readers.load_task import load_task
+    from bert_jax.io.atomic_io import check_writable, write_json
     from bert_jax.predict.embedder import Embedder
     from bert_jax.predict.evaluate_embeddings import evaluate_embeddings
     from bert_jax.pretrained.load import load_model

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.cli.arguments.recipe import add_checkpoints_argument, add_set_argument
-from bert_jax.config_lib import override
-from bert_jax.data.finetuning.config import Glue, Snli
-from bert_jax.data.sentence_embeddings.config import (
+from bert_jax.config.config_lib import override
+from bert_jax.config.labeled_data import Glue, Snli
+from bert_jax.config.sentence_embeddings import (
     NliFiles,
     NliForm,
     StsBenchmark,
@@ -18,7 +18,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.sentence_encoder.config import POOLING_MODES
 
 if TYPE_CHECKING:
-    from bert_jax.objectives.sentence_embeddings.config import SentenceLoss
+    from bert_jax.config.sentence_embeddings import SentenceLoss
 
 HELP = "train an encoder to embed texts, on pairs, triples, scored pairs, NLI or single texts"
 
@@ -164,7 +164,7 @@ def _add_loss_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains and returns the exit code of the run."""
-    from bert_jax.distributed.processes import config_from_environment, initialize
+    from bert_jax.parallel.processes import config_from_environment, initialize
 
     # First, because the number of updates depends on the number of processes.
     initialize(config_from_environment())
@@ -190,7 +190,7 @@ def _default_loss(args: argparse.Namespace) -> str:
 
 
 def _loss(args: argparse.Namespace, name: str, train: TextGroupsConfig) -> "SentenceLoss":
-    from bert_jax.objectives.sentence_embeddings import config
+    from bert_jax.config import sentence_embeddings
     from bert_jax.train.sentence_encoder_preset import softmax_loss
 
     if args.mlp_only_train and name != "simcse":
@@ -200,21 +200,23 @@ def _loss(args: argparse.Namespace, name: str, train: TextGroupsConfig) -> "Sent
         problem = "needs" if has_teacher else "does not use"
         raise ConfigError(f"--loss {name} {problem} --teacher, a model whose vectors are learned")
     losses: dict[str, Any] = {
-        "multiple-negatives-ranking": config.MultipleNegativesRankingLoss,
-        "cosent": config.CoSENTLoss,
-        "cosine-similarity": config.CosineSimilarityLoss,
+        "multiple-negatives-ranking": sentence_embeddings.MultipleNegativesRankingLoss,
+        "cosent": sentence_embeddings.CoSENTLoss,
+        "cosine-similarity": sentence_embeddings.CosineSimilarityLoss,
         "softmax": lambda: softmax_loss(train),
-        "triplet": config.TripletLoss,
-        "contrastive": config.ContrastiveLoss,
-        "simcse": lambda: config.UnsupervisedSimCSE(mlp_only_train=args.mlp_only_train),
-        "supervised-simcse": config.SupervisedSimCSE,
-        "mse": lambda: config.MSELoss(teacher=args.teacher),
-        "margin-mse": lambda: config.MarginMSELoss(teacher=args.teacher),
+        "triplet": sentence_embeddings.TripletLoss,
+        "contrastive": sentence_embeddings.ContrastiveLoss,
+        "simcse": lambda: sentence_embeddings.UnsupervisedSimCSE(
+            mlp_only_train=args.mlp_only_train
+        ),
+        "supervised-simcse": sentence_embeddings.SupervisedSimCSE,
+        "mse": lambda: sentence_embeddings.MSELoss(teacher=args.teacher),
+        "margin-mse": lambda: sentence_embeddings.MarginMSELoss(teacher=args.teacher),
     }
     loss = losses[name]()
     if args.matryoshka_dims is None:
         return loss
-    return config.MatryoshkaLoss(loss=loss, dims=args.matryoshka_dims)
+    return sentence_embeddings.MatryoshkaLoss(loss=loss, dims=args.matryoshka_dims)
 
 
 def _train_data(args: argparse.Namespace, loss: str) -> TextGroupsConfig:

@@ -11,7 +11,7 @@ from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bert_jax.predict.generation.config import GenerationConfig
+    from bert_jax.config.generation import GenerationConfig
 
 HELP = "write a text for each text with T5 or BART"
 
@@ -108,13 +108,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> "GenerationConfig":
     """Returns the settings that the flags choose; ConfigError if they do not go together."""
-    from bert_jax.predict.generation.config import (
-        BeamSearch,
-        Decoding,
-        GenerationConfig,
-        Greedy,
-        Sampling,
-    )
+    from bert_jax.config.generation import BeamSearch, Decoding, GenerationConfig, Greedy, Sampling
 
     sampling = {
         name: getattr(args, name)

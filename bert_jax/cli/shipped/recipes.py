@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax.recipes import find_recipe, import_file, shipped_recipes
+from bert_jax.config.recipes import find_recipe, import_file, shipped_recipes
 
 HELP = "list the shipped recipes and their arguments, or print the source of one"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bert_jax.recipes import SOURCE_ROOT
+from bert_jax.config.recipes import SOURCE_ROOT
 
 HELP = "launch and manage runs on TPU slices: the commands of tpu/tpuctl, and the launch scripts"
 

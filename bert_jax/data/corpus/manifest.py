@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import write_json
 from bert_jax.errors import UserError
-from bert_jax.json_io import read_json
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json
 from bert_jax.legacy_names import MANIFEST, SHARD, rename_keys
 
 FORMAT_VERSION = 1

@@ -6,14 +6,14 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_lib as configs
-from bert_jax.atomic_io import atomic_path, make_folder, write_json
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
+from bert_jax.config import config_lib as configs
+from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER
 from bert_jax.data.corpus.plan import PreparePlan
 from bert_jax.errors import UserError
-from bert_jax.file_lock import AlreadyLockedError, acquire_lock
-from bert_jax.json_io import read_json
+from bert_jax.io.atomic_io import atomic_path, make_folder, write_json
+from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
+from bert_jax.io.json_io import read_json
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 LOCK_FILE = ".lock"

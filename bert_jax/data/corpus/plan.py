@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax import __version__
 from bert_jax.data.corpus.contamination.found_items import copy_items_of_files
 from bert_jax.data.corpus.documents import DocumentsConfig
 from bert_jax.data.corpus.manifest import (
@@ -34,6 +33,7 @@ from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpu
 from bert_jax.data.corpus.shards import finished_shard, write_shard
 from bert_jax.data.corpus.work_units import FileUnit, TaskUnit
 from bert_jax.errors import UserError
-from bert_jax.parent_process import exit_with_parent
+from bert_jax.io.parent_process import exit_with_parent
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 

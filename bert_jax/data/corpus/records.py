@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.atomic_io import atomic_path
 from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import atomic_path
 
 # With group size 1 each record can be read alone. Token ids hardly compress.
 WRITER_OPTIONS = "group_size:1,uncompressed"

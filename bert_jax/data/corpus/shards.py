@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import write_json
 from bert_jax.data.corpus.documents import EncodedDocument
 from bert_jax.data.corpus.manifest import CorpusCounts, CorpusShard, shard_from_json
 from bert_jax.data.corpus.records import (
@@ -22,7 +21,8 @@ from bert_jax.data.corpus.records import (
     write_records,
 )
 from bert_jax.errors import UserError
-from bert_jax.json_io import read_json
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json
 
 
 def write_shard(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bert_jax.errors import ConfigError, MissingExtraError, UserError
-from bert_jax.parent_process import is_running
+from bert_jax.io.parent_process import is_running
 from bert_jax.text.files import expand_globs
 
 # What file systems name the version of a file, the most exact one first.

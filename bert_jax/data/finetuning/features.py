@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from bert_jax.data.finetuning.config import WindowPooling
+from bert_jax.config.labeled_data import WindowPooling
 from bert_jax.data.finetuning.example import Example, is_labeled
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer

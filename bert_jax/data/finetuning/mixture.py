@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.batch import FIELDS
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     CappedMixing,
     EqualMixing,
     Mixing,

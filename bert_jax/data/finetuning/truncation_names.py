@@ -1,6 +1,6 @@
 """Names the truncations of long texts in the words that users type."""
 
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     WINDOW_POOLINGS,
     HeadTailTruncation,
     HeadTruncation,

@@ -21,7 +21,8 @@ from bert_jax.batch import (
     SENTENCE_ORDER_FIELDS,
     SPAN_BOUNDARY_FIELDS,
 )
-from bert_jax.data.config import (
+from bert_jax.config.data import (
+    Denoising,
     PackedSegments,
     PairFormat,
     PretrainingData,
@@ -31,10 +32,9 @@ from bert_jax.data.config import (
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.dataset import SingleSegmentDataset, sample_token_ids
-from bert_jax.data.pretraining.denoising.config import Denoising
-from bert_jax.data.pretraining.denoising.examples import DENOISING_FIELDS, Denoiser
+from bert_jax.data.pretraining.denoising import DENOISING_FIELDS, Denoiser
 from bert_jax.data.pretraining.masking import mask_tokens
-from bert_jax.data.pretraining.mixture_dataset import (
+from bert_jax.data.pretraining.mixture import (
     CorpusDataset,
     MixedCorpora,
     MixtureDataset,

@@ -8,12 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.data.config import (
-    DocSentences,
-    FullSentences,
-    InputFormat,
-    PairFormat,
-)
+from bert_jax.config.data import DocSentences, FullSentences, InputFormat, PairFormat
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.records import DocumentPart
 from bert_jax.data.pretraining.rng import ExampleRng, Stream

@@ -8,12 +8,12 @@ workers or prefetched batches (see batch_builder.py). It uses grain and imports 
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.data.config import PretrainingData
+from bert_jax.config.data import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder
-from bert_jax.data.pretraining.mixture_dataset import MixedCorpora
+from bert_jax.data.pretraining.mixture import MixedCorpora
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.parent_process import exit_with_parent
+from bert_jax.io.parent_process import exit_with_parent
 
 # grain needs a length: this is more batches than any run reads.
 _UNBOUNDED_LENGTH = 1 << 62

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.batch import NEXT_SENTENCE_FIELDS
-from bert_jax.data.config import PairFormat, SentenceOrderPairs, SentencePairs
+from bert_jax.config.data import PairFormat, SentenceOrderPairs, SentencePairs
 from bert_jax.data.pretraining.rng import ExampleRng, Stream
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import TextWindow

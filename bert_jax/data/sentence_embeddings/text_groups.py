@@ -9,13 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.finetuning.config import Glue
-from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.features import Features, build_inputs_with_special_tokens
-from bert_jax.data.finetuning.readers.columns import require_columns
-from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_table
-from bert_jax.data.sentence_embeddings.config import (
+from bert_jax.config.labeled_data import Glue
+from bert_jax.config.sentence_embeddings import (
     ContrastivePairs,
     NliFiles,
     NliForm,
@@ -23,7 +18,12 @@ from bert_jax.data.sentence_embeddings.config import (
     TextFile,
     TextGroupsConfig,
 )
-from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text, sample_pairs
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import Features, build_inputs_with_special_tokens
+from bert_jax.data.finetuning.readers.columns import require_columns
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_table
+from bert_jax.data.sentence_embeddings.loader import joined_text, sample_pairs
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 

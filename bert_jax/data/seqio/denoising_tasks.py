@@ -22,8 +22,10 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from bert_jax.data.config import (
+from bert_jax.config.data import (
+    BartDenoising,
     ConcatenatedDocuments,
+    Denoising,
     InputFormat,
     PretrainingData,
     SingleSegment,
@@ -31,8 +33,7 @@ from bert_jax.data.config import (
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
-from bert_jax.data.pretraining.denoising.config import BartDenoising, Denoising
-from bert_jax.data.pretraining.denoising.examples import Denoiser
+from bert_jax.data.pretraining.denoising import Denoiser
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.seqio.tf_numpy import (
     SCALAR,

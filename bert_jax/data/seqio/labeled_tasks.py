@@ -15,8 +15,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.finetuning.config import Mixing
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.labeled_data import Mixing
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.mixture import mixing_rates

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_heads as heads
-from bert_jax.json_io import format_json, read_json_object
+from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (

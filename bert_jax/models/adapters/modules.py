@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import ConfigError, did_you_mean
-from bert_jax.functional import Params
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.matmul import dense
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 from bert_jax.params.paths import LAYER_PREFIX
 
 WORD_EMBEDDINGS = "encoder/embeddings/word_embeddings"

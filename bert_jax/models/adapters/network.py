@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import ConfigError
-from bert_jax.functional import Network, Params
 from bert_jax.models.adapters import bottleneck, ia3, lora, prefix, prompt
 from bert_jax.models.adapters.config import (
     IA3,
@@ -30,6 +29,7 @@ from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.config import ComputeConfig, Scanned
 from bert_jax.models.model import EncoderWithHeads
 from bert_jax.params import paths
+from bert_jax.params.functional import Network, Params
 from bert_jax.params.paths import ADAPTER, LAYER_PREFIX
 
 

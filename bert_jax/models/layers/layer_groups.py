@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax import functional
 from bert_jax.models.layers.config import ComputeConfig, Scanned, Unrolled
 from bert_jax.models.layers.transformer import (
     LayerResult,
@@ -21,6 +20,7 @@ from bert_jax.models.layers.transformer import (
     block_runner,
     rematerialized,
 )
+from bert_jax.params import functional
 
 
 def apply_layer_groups(

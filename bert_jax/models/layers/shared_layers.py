@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from bert_jax import functional
 from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig, Scanned
 from bert_jax.models.layers.transformer import (
@@ -16,6 +15,7 @@ from bert_jax.models.layers.transformer import (
     rematerialized,
     unstack,
 )
+from bert_jax.params import functional
 
 
 def apply_shared_layers(

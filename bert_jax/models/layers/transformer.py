@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax import functional
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import (
@@ -31,6 +30,7 @@ from bert_jax.models.layers.config import (
 )
 from bert_jax.models.layers.dropout import dropout
 from bert_jax.models.layers.linear import layer_norm, linear
+from bert_jax.params import functional
 
 NUM_DROPOUT_SITES = 3
 """Number of dropouts in a layer: attention weights, attention output, feed-forward output."""

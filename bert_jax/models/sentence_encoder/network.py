@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.functional import Network
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.transformer import activate
@@ -22,6 +21,7 @@ from bert_jax.models.sentence_encoder.config import (
     PoolingMode,
     SentenceEncoderConfig,
 )
+from bert_jax.params.functional import Network
 
 
 class SentenceHead(nnx.Module):

@@ -24,18 +24,18 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, SAMPLING_FIELDS
-from bert_jax.functional import Params
+from bert_jax.config.objectives import (
+    GradientDisentangledEmbeddings,
+    ReplacedTokens,
+    SharedEmbeddings,
+)
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.layers.dropout import column_keys, finalize_hash
 from bert_jax.models.model import build_network
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.pretraining import Metrics, masked_lm_loss
-from bert_jax.objectives.replaced_tokens.config import (
-    GradientDisentangledEmbeddings,
-    ReplacedTokens,
-    SharedEmbeddings,
-)
 from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
+from bert_jax.params.functional import Params
 from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
 
 _EMBEDDINGS = "embeddings"

@@ -12,11 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, encoder_inputs
-from bert_jax.functional import Params
-from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
-from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.sentence_embeddings import losses
-from bert_jax.objectives.sentence_embeddings.config import (
+from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
@@ -33,12 +29,16 @@ from bert_jax.objectives.sentence_embeddings.config import (
     UnsupervisedSimCSE,
     single_loss,
 )
+from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
+from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.sentence_embeddings import losses
 from bert_jax.objectives.weighted_mean import (
     WeightedMean,
     cross_entropy,
     is_correct,
     padding_fraction,
 )
+from bert_jax.params.functional import Params
 
 SOFTMAX_CLASSIFIER = "softmax_classifier"
 """The name of the linear layer of `SoftmaxLoss` in the parameters; exports leave it out."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from bert_jax.config.generation import GenerationConfig, Sampling
 from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.parallel.sharding import (
@@ -17,7 +18,6 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.predict.batching import padded_batches
-from bert_jax.predict.generation.config import GenerationConfig, Sampling
 from bert_jax.predict.generation.decode import generate_ids, token_rules
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Tokenizer

@@ -3,15 +3,15 @@
 A source is imported only when it is used: pretraining loads no fine-tuning code.
 """
 
-from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
-from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
-from bert_jax.data.text_to_text.config import TextToTextData
+from bert_jax.config.data import FineTuningData, MultiTaskData, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import TextToTextData
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
+from bert_jax.config.tuning import CachedFeatures
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.models.heads.config import LatePooling, reads_one_vector
-from bert_jax.objectives.config import FineTuning
 from bert_jax.train.sources.base import Source
-from bert_jax.tuning.config import CachedFeatures
 
 
 def make_source(experiment: Experiment) -> Source:

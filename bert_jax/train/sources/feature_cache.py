@@ -23,16 +23,16 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax import config_lib
-from bert_jax.checkpoints import checksums
+from bert_jax.config import config_lib
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches
-from bert_jax.distributed.processes import run_on_process_0
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import reads_one_vector
 from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.parallel.processes import run_on_process_0
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params import paths
+from bert_jax.runs.checkpoints import checksums
 from bert_jax.runs.progress import LiveLine, format_duration
 
 logger = logging.getLogger(__name__)

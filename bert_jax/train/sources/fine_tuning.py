@@ -10,19 +10,20 @@ from typing import Any
 
 import jax
 
-from bert_jax.atomic_io import atomic_path, atomic_write, write_json
-from bert_jax.data.config import FineTuningData
-from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.train import LabeledEval
+from bert_jax.config.tuning import CachedFeatures
+from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems, copy_items
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.finetuning.example import is_labeled
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
+from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.objectives.base import Objective
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.predict.training_settings import save_demonstrations
@@ -40,11 +41,9 @@ from bert_jax.text.compatibility import (
     check_pad_token_id,
 )
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor, cache_features
 from bert_jax.train.sources.task_checks import check_task, check_tuning, warn_of_local_tokens
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
-from bert_jax.tuning.config import CachedFeatures
 
 logger = logging.getLogger(__name__)
 

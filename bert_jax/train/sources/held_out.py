@@ -8,17 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.data.config import PretrainingData
+from bert_jax.config.data import Denoising, PretrainingData
+from bert_jax.config.train import HeldOutEval, Phase
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.batch_builder import batch_fields
-from bert_jax.data.pretraining.denoising.config import Denoising
 from bert_jax.data.pretraining.loader import evaluation_batches
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.objectives.base import Objective
 from bert_jax.parallel.sharding import batch_sharding, put_batch
 from bert_jax.text.compatibility import check_same_tokenizer
-from bert_jax.train.config import HeldOutEval, Phase
 
 SEED = 0
 """Seed of the held-out examples and masks; the same in every run, whatever the run's seed."""

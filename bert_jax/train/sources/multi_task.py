@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-from bert_jax.atomic_io import write_json
-from bert_jax.data.config import MultiTaskData
+from bert_jax.config.data import MultiTaskData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import MultiTask
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.mixture import MixtureSampler, concatenate_features
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
+from bert_jax.io.atomic_io import write_json
 from bert_jax.objectives.base import Objective
-from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.runs import run_folder
 from bert_jax.text.load_tokenizer import load_tokenizer

@@ -7,24 +7,24 @@ from typing import Any
 
 import jax
 
-from bert_jax.atomic_io import atomic_path
-from bert_jax.data.config import PretrainingData
+from bert_jax.config.data import CorpusMixture, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import HeldOutEval
 from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import select_fields
-from bert_jax.data.pretraining.config import CorpusMixture
 from bert_jax.data.pretraining.loader import PretrainingLoader
-from bert_jax.data.pretraining.mixture_plan import (
+from bert_jax.data.pretraining.mixture import (
     MAX_USEFUL_EPOCHS,
     MixturePlan,
     PhaseSize,
     plan_mixture,
     write_or_check_mixture,
 )
-from bert_jax.experiment import Experiment
+from bert_jax.io.atomic_io import atomic_path
 from bert_jax.objectives.base import Objective
-from bert_jax.objectives.config import Seq2Seq
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.pretrained.seq2seq import check_decoder_tokens
@@ -34,7 +34,6 @@ from bert_jax.text.compatibility import (
     check_input_template,
     check_pad_token_id,
 )
-from bert_jax.train.config import HeldOutEval
 from bert_jax.train.sources.held_out import (
     HeldOutEvaluator,
     check_held_out_corpus,

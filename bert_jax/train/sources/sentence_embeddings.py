@@ -10,11 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.atomic_io import atomic_path, write_json
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.sentence_embeddings import (
+    SentenceEmbedding,
+    SentenceEmbeddingData,
+    UnsupervisedSimCSE,
+    has_in_batch_negatives,
+    single_loss,
+    teacher_path,
+)
+from bert_jax.config.train import LabeledEval
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
 from bert_jax.data.sentence_embeddings.text_groups import (
     TextGroups,
@@ -23,22 +31,16 @@ from bert_jax.data.sentence_embeddings.text_groups import (
     text_ids,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.evals.regression import regression_metrics
-from bert_jax.experiment import Experiment
-from bert_jax.functional import Params
+from bert_jax.io.atomic_io import atomic_path, write_json
 from bert_jax.objectives.base import Objective
-from bert_jax.objectives.sentence_embeddings.config import (
-    SentenceEmbedding,
-    UnsupervisedSimCSE,
-    has_in_batch_negatives,
-    single_loss,
-    teacher_path,
-)
 from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
 from bert_jax.parallel import sharding
+from bert_jax.params.functional import Params
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
+from bert_jax.tasks.metrics.regression import regression_metrics
+from bert_jax.tasks.metrics.vectors import normalize_vectors
 from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,
@@ -46,9 +48,7 @@ from bert_jax.text.compatibility import (
     check_pad_token_id,
 )
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.sentence_targets import loss_targets, prepare_groups, teacher_targets
-from bert_jax.vectors import normalize_vectors
 
 DEV = "dev"
 

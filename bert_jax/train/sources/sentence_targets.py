@@ -4,9 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.sentence_embeddings.text_groups import TextGroups, repeated_texts, single_texts
-from bert_jax.errors import ConfigError, UserError
-from bert_jax.objectives.sentence_embeddings.config import (
+from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
@@ -22,6 +20,8 @@ from bert_jax.objectives.sentence_embeddings.config import (
     UnsupervisedSimCSE,
     single_loss,
 )
+from bert_jax.data.sentence_embeddings.text_groups import TextGroups, repeated_texts, single_texts
+from bert_jax.errors import ConfigError, UserError
 
 
 def prepare_groups(groups: TextGroups, loss: SentenceLoss) -> TextGroups:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from bert_jax.data.config import FineTuningData
+from bert_jax.config.data import FineTuningData
+from bert_jax.config.distillation import SoftLabels
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.tuning import CachedFeatures, TuningConfig
 from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.readers.training_file import has_soft_labels
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
 from bert_jax.models.layers.global_attention import count_global_tokens
-from bert_jax.objectives.config import FineTuning
-from bert_jax.objectives.distillation.config import SoftLabels
 from bert_jax.tasks import head_for_data
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.tuning.config import CachedFeatures, TuningConfig
 
 logger = logging.getLogger(__name__)
 

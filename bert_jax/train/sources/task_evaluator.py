@@ -10,9 +10,9 @@ import numpy as np
 from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import Batch, evaluation_batches, gather_outputs
-from bert_jax.functional import Params
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
+from bert_jax.params.functional import Params
 from bert_jax.tasks import compute_metrics, kind_of
 
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import jax
 
-from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.batch import PACKED_DECODER_FIELDS
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.generation import GenerationConfig
+from bert_jax.config.labeled_data import TextToTextData
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.train import LabeledEval, Phase
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.data.pretraining.denoising.examples import SourceAndTarget
+from bert_jax.data.pretraining.denoising import SourceAndTarget
 from bert_jax.data.text_to_text.casting import TextToTextExample, label_index, parse_score
-from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.data.text_to_text.loader import (
     TextTask,
     TextToTextLoader,
@@ -24,26 +27,23 @@ from bert_jax.data.text_to_text.loader import (
     load_text_task,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.evals.text_generation import (
+from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.objectives.base import Objective
+from bert_jax.predict.generation.generator import Generator as TextGenerator
+from bert_jax.pretrained.initial import check_initial_tokenizer
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
+from bert_jax.runs import run_folder
+from bert_jax.runs.training_data import examples_fingerprint
+from bert_jax.tasks.metrics.text_generation import (
     TEXT_METRICS,
     label_text_metrics,
     require_text_metrics,
     score_text_metrics,
     text_metrics,
 )
-from bert_jax.experiment import Experiment
-from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.objectives.base import Objective
-from bert_jax.objectives.config import Seq2Seq
-from bert_jax.predict.generation.config import GenerationConfig
-from bert_jax.predict.generation.generator import Generator as TextGenerator
-from bert_jax.pretrained.initial import check_initial_tokenizer
-from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
-from bert_jax.runs import run_folder
-from bert_jax.runs.training_data import examples_fingerprint
 from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.config import LabeledEval, Phase
 from bert_jax.train.sources.multi_task import MEAN_METRIC
 
 logger = logging.getLogger(__name__)

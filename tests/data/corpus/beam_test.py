@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.curation.ledger import read_ledger
+from bert_jax.__main__ import main
+from bert_jax.apps.curate.ledger import read_ledger
+from bert_jax.apps.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.data.corpus.plan import PrepareConfig, make_prepare_plan
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.shards import write_shard
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -175,8 +175,8 @@ def test_beam_reports_invalid_input(tmp_path, beam_python):
 
 
 CURATION_RECIPE = """
-from bert_jax.data.corpus.curation.plan import *
-from bert_jax.data.corpus.curation.rules import GOPHER_REPETITION
+from bert_jax.apps.curate.plan import *
+from bert_jax.apps.curate.rules import GOPHER_REPETITION
 from bert_jax.data.corpus.sources import TextFiles
 
 def get_config(*, files: str):
@@ -211,7 +211,7 @@ def test_beam_curates_to_the_same_bytes(tmp_path, beam_python):
     pattern = str(tmp_path / "web" / "*.jsonl")
     recipe = [str(tmp_path / "recipe.py"), "--arg", f"files={pattern}"]
     assert main(["curate", *recipe, "--output", str(tmp_path / "local"), "--workers", "1"]) == 0
-    command = [beam_python, "-m", "bert_jax.data.corpus.beam_curation", *recipe]
+    command = [beam_python, "-m", "bert_jax.apps.curate.beam", *recipe]
     flags = ["--output", str(tmp_path / "beam"), "--runner", "DirectRunner"]
     done = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -232,7 +232,7 @@ def test_beam_curates_to_the_same_bytes(tmp_path, beam_python):
 
 
 def test_beam_names_what_is_wrong_with_a_curation(tmp_path, beam_python):
-    command = [beam_python, "-m", "bert_jax.data.corpus.beam_curation"]
+    command = [beam_python, "-m", "bert_jax.apps.curate.beam"]
     flags = ["--arg", f"files={tmp_path}/none*", "--output", str(tmp_path / "out")]
     for recipe, code, message in (("curate/web", 1, "no file matches"), ("nosuch", 2, "no such")):
         done = subprocess.run(

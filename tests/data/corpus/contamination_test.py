@@ -12,16 +12,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.contamination.config import FileItems, Role, TaskItems
-from bert_jax.data.corpus.contamination.index import (
+from bert_jax.apps.curate.contamination.matching import (
     ContaminationIndex,
     common_ngrams,
     count_documents,
+    find_items,
+    is_matchable,
 )
-from bert_jax.data.corpus.contamination.items import Item, ItemText, read_items
-from bert_jax.data.corpus.contamination.matching import find_items, is_matchable
+from bert_jax.config.labeled_data import Columns, Glue, Squad
+from bert_jax.data.corpus.contamination.items import (
+    FileItems,
+    Item,
+    ItemText,
+    Role,
+    TaskItems,
+    read_items,
+)
 from bert_jax.data.corpus.contamination.words import Words, word_keys
-from bert_jax.data.finetuning.config import Columns, Glue, Squad
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.files import read_text
 

@@ -1,7 +1,7 @@
 """Runs `bert-jax curate` on real texts, and checks ledger, bytes, restarts and errors.
 
-Covers bert_jax/data/corpus/curation/{plan,curate,ledger,shards,spills,units,workers}.py and
-bert_jax/cli/curation/curate.py, and how errors come back from worker processes.
+Covers bert_jax/apps/curate/{plan,curate,ledger,shards,spills,units,workers}.py and
+bert_jax/apps/curate/cli/curate.py, and how errors come back from worker processes.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.curation import ledger, units, workers
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.ledger import LedgerRow, open_ledger, read_ledger
-from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
-from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
-from bert_jax.data.corpus.curation.spills import (
+from bert_jax.__main__ import main
+from bert_jax.apps.curate import ledger, units, workers
+from bert_jax.apps.curate.corpus import (
     is_finished,
     read_documents_of,
     read_summary,
     write_spill_lines,
 )
-from bert_jax.data.corpus.curation.units import match_key
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.ledger import LedgerRow, open_ledger, read_ledger
+from bert_jax.apps.curate.plan import C4Lines, CurationConfig, Source
+from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
+from bert_jax.apps.curate.units import match_key
 from bert_jax.data.corpus.source_files import SourceFile
 from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import MissingExtraError, UserError

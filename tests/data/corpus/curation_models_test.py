@@ -1,7 +1,7 @@
 """Tests the quality classifier and the signals that need a file.
 
-Covers bert_jax/data/corpus/curation/{classifier,model_signals}.py and
-bert_jax/cli/curation/curate_classifier.py.
+Covers bert_jax/apps/curate/{classifier,model_signals}.py and
+bert_jax/apps/curate/cli/curate_classifier.py.
 """
 
 import dataclasses
@@ -13,24 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.curation.classifier import (
+from bert_jax.__main__ import main
+from bert_jax.apps.curate.classifier import (
     ClassifierTraining,
     QualityClassifier,
     hash_features,
     train_classifier,
 )
-from bert_jax.data.corpus.curation.model_signals import (
-    BadWords,
-    QualityScore,
-    TokensPerWord,
-    UnknownTokens,
-)
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_plan, make_units
-from bert_jax.data.corpus.curation.rules import Rule, RuleSet
-from bert_jax.data.corpus.curation.sample import measure
-from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.curation.units import filter_document
+from bert_jax.apps.curate.model_signals import BadWords, QualityScore, TokensPerWord, UnknownTokens
+from bert_jax.apps.curate.plan import CurationConfig, Source, make_plan, make_units
+from bert_jax.apps.curate.rules import Rule, RuleSet
+from bert_jax.apps.curate.sample import measure
+from bert_jax.apps.curate.signals import SIGNALS, TextView
+from bert_jax.apps.curate.units import filter_document
 from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.load_tokenizer import load_tokenizer

@@ -1,6 +1,6 @@
 """Tests the report on a curated corpus and the forecast of a dry run.
 
-Covers bert_jax/data/corpus/curation/{sample,review}.py and
+Covers bert_jax/apps/curate/{sample,review}.py and
 bert_jax/report/{curation_report,curation_charts,curation_tables}.py.
 """
 
@@ -13,28 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, ItemRow, write_rows
-from bert_jax.data.corpus.curation import sample
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
-from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
-from bert_jax.data.corpus.curation.edits import ReplacePrivateData
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
-from bert_jax.data.corpus.curation.review import count_broken, review
-from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
-from bert_jax.data.corpus.curation.sample import (
+from bert_jax.__main__ import main
+from bert_jax.apps.curate import sample
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.duplicates.exact import ExactDuplicates
+from bert_jax.apps.curate.duplicates.near import NearDuplicates
+from bert_jax.apps.curate.edits import ReplacePrivateData
+from bert_jax.apps.curate.plan import CurationConfig, Source, make_units
+from bert_jax.apps.curate.report import (
+    format_percent,
+    histogram,
+    languages_section,
+    mark_differences,
+    write_curation_report,
+)
+from bert_jax.apps.curate.review import count_broken, review
+from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION
+from bert_jax.apps.curate.sample import (
     MeasuredDocument,
     forecast,
     is_sampled,
     measure,
     read_raw_documents,
 )
-from bert_jax.data.corpus.curation.units import digest, edit_text, filter_document
+from bert_jax.apps.curate.units import digest, edit_text, filter_document
+from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, ItemRow, write_rows
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.report.curation_charts import format_percent, histogram
-from bert_jax.report.curation_report import mark_differences, write_curation_report
-from bert_jax.report.curation_tables import languages_section
 
 pytest.importorskip("pyarrow")
 

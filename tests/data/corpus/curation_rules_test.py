@@ -1,6 +1,6 @@
 """Compares signals, rules and lines of C4 with hand-worked values and other implementations.
 
-Covers bert_jax/data/corpus/curation/{signals,rules,c4,units}.py.
+Covers bert_jax/apps/curate/{signals,rules,c4,units}.py.
 """
 
 import random
@@ -8,16 +8,10 @@ from collections import Counter
 
 import pytest
 
-from bert_jax.data.corpus.curation.c4 import clean_page
-from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
-from bert_jax.data.corpus.curation.rules import (
-    FINEWEB_QUALITY,
-    GOPHER_QUALITY,
-    GOPHER_REPETITION,
-    Rule,
-)
-from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.curation.units import filter_document, match_key
+from bert_jax.apps.curate.plan import C4Lines, CurationConfig, Source
+from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, Rule
+from bert_jax.apps.curate.signals import SIGNALS, TextView
+from bert_jax.apps.curate.units import clean_page, filter_document, match_key
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError
 from bert_jax.text.cleaning import normalize_text

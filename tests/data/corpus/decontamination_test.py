@@ -14,38 +14,38 @@ from typing import Any
 
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.contamination.config import (
+from bert_jax.__main__ import main
+from bert_jax.apps.curate.contamination.decontamination import Decontamination, lines_to_remove
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.duplicates.exact import ExactDuplicates
+from bert_jax.apps.curate.ledger import read_ledger
+from bert_jax.apps.curate.plan import CurationConfig, Source, make_units
+from bert_jax.apps.curate.review import review
+from bert_jax.config.labeled_data import Squad
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.data.corpus.contamination.found_items import (
+    ITEMS_FILE,
+    FoundItems,
+    ItemRow,
+    SearchRule,
+    copy_items,
+    read_item_rows,
+    read_matches,
+    write_rows,
+)
+from bert_jax.data.corpus.contamination.items import (
     Action,
     DropDocuments,
     FileItems,
     RemoveParagraphs,
     ReportOnly,
     TaskItems,
-)
-from bert_jax.data.corpus.contamination.decontamination import Decontamination
-from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
-from bert_jax.data.corpus.contamination.items import item_of_example
-from bert_jax.data.corpus.contamination.passes import lines_to_remove
-from bert_jax.data.corpus.contamination.tables import (
-    ITEMS_FILE,
-    ItemRow,
-    SearchRule,
-    read_item_rows,
-    read_matches,
-    write_rows,
+    item_of_example,
 )
 from bert_jax.data.corpus.contamination.words import word_keys
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
-from bert_jax.data.corpus.curation.ledger import read_ledger
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
-from bert_jax.data.corpus.curation.review import review
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.finetuning.config import Squad
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.recipes import call_recipe, load_recipe
 from tests.data.corpus.curate_test import paragraph, read_output
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -1,6 +1,6 @@
 """Checks near-duplicates against theory and brute force, and repeated lines against a reference.
 
-Covers bert_jax/data/corpus/curation/corpus.py and bert_jax/data/corpus/curation/duplicates/. The
+Covers bert_jax/apps/curate/corpus.py and bert_jax/apps/curate/duplicates/. The
 real documents are the license texts of installed packages: natural duplicates and near-duplicates.
 """
 
@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.curation.corpus import hash_of_id, remove_lines
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.duplicates import shingle_files, sorted_rows
-from bert_jax.data.corpus.curation.duplicates.lines import paragraph_parts
-from bert_jax.data.corpus.curation.duplicates.minhash import (
+from bert_jax.apps.curate.corpus import hash_of_id, remove_lines
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.duplicates import near, sorted_rows
+from bert_jax.apps.curate.duplicates.exact import paragraph_parts
+from bert_jax.apps.curate.duplicates.minhash import (
     WordHashes,
     band_keys,
     candidate_probability,
     jaccard,
     shingle_set,
 )
-from bert_jax.data.corpus.curation.duplicates.shingle_files import ShingleFiles, write_shingles
-from bert_jax.data.corpus.curation.ledger import LedgerRow, read_ledger
-from bert_jax.data.corpus.curation.plan import (
+from bert_jax.apps.curate.duplicates.near import ShingleFiles, write_shingles
+from bert_jax.apps.curate.ledger import LedgerRow, read_ledger
+from bert_jax.apps.curate.plan import (
     C4Lines,
     CurationConfig,
     ExactDuplicates,
@@ -43,7 +43,7 @@ from bert_jax.data.corpus.curation.plan import (
     Source,
     Step,
 )
-from bert_jax.data.corpus.curation.workers import Workers
+from bert_jax.apps.curate.workers import Workers
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError
 
@@ -164,7 +164,7 @@ def test_jaccard_similarity_is_that_of_python_sets():
 
 
 def test_few_files_of_shingles_are_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(shingle_files, "MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(near, "MAX_OPEN_FILES", 2)
     paths = [tmp_path / str(unit) for unit in range(5)]
     expected = {}
     for unit, path in enumerate(paths):
@@ -382,7 +382,7 @@ def test_the_same_documents_are_kept_with_smaller_work_units(licenses, whole_run
 def test_bytes_do_not_depend_on_the_hash_seed(licenses, whole_run, tmp_path):
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
-        "from bert_jax.data.corpus.curation.plan import *\n"
+        "from bert_jax.apps.curate.plan import *\n"
         "from bert_jax.data.corpus.sources import TextFiles\n"
         "def get_config():\n"
         "    source = Source(name='licenses', files=TextFiles("

@@ -1,7 +1,7 @@
 """Tests the n-gram model against its formula in plain Python, and the signals that use it.
 
-Covers bert_jax/data/corpus/curation/{ngrams,model_files}.py and
-bert_jax/cli/curation/curate_ngrams.py.
+Covers bert_jax/apps/curate/{ngrams,model_files}.py and
+bert_jax/apps/curate/cli/curate_ngrams.py.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.curation import ngrams
-from bert_jax.data.corpus.curation.duplicates.minhash import WordHashes
-from bert_jax.data.corpus.curation.model_signals import Perplexity, PerplexityPercentile
-from bert_jax.data.corpus.curation.ngrams import NgramModel, train_ngrams
-from bert_jax.data.corpus.curation.signals import TextView
+from bert_jax.__main__ import main
+from bert_jax.apps.curate import ngrams
+from bert_jax.apps.curate.duplicates.minhash import WordHashes
+from bert_jax.apps.curate.model_signals import Perplexity, PerplexityPercentile
+from bert_jax.apps.curate.ngrams import NgramModel, train_ngrams
+from bert_jax.apps.curate.signals import TextView
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError, UserError
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.contamination.found_items import FoundItems
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
+from bert_jax.apps.testing.text_corpus import write_text, write_vocabulary
+from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems
 from bert_jax.data.corpus.documents import NO_TOKENS, DocumentsConfig, encode_sentences
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, Manifest, read_manifest
 from bert_jax.data.corpus.output_folder import lock_folder
@@ -26,7 +26,6 @@ from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.corpus.work_units import balanced_groups
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.text.cleaning import clean_text
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import split_sentences
@@ -380,7 +379,7 @@ def test_full_disk_raises_and_keeps_finished_shards(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=4, sentences_per_document=400)
     program = (
         "import resource, sys\n"
-        "from bert_jax.cli import main\n"
+        "from bert_jax.__main__ import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -397,7 +396,7 @@ def test_text_files_are_prepared_without_tensorflow(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     program = (
         "import sys\n"
-        "from bert_jax.cli import main\n"
+        "from bert_jax.__main__ import main\n"
         "assert main(sys.argv[1:]) == 0\n"
         "heavy = {'tensorflow', 'seqio', 'jax', 'flax', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

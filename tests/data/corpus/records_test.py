@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax.apps.testing.models import word_tokenizer
+from bert_jax.apps.testing.random_corpus import random_documents, write_corpus
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenizer
 from bert_jax.data.corpus.records import (
     DocumentPart,
@@ -20,8 +22,6 @@ from bert_jax.data.corpus.records import (
 )
 from bert_jax.data.corpus.shards import write_shard
 from bert_jax.errors import UserError
-from bert_jax.testing.models import word_tokenizer
-from bert_jax.testing.random_corpus import random_documents, write_corpus
 
 
 @given(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bert_jax.cli import main
-from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source
-from bert_jax.data.corpus.curation.remote_output import local_output
+from bert_jax.__main__ import main
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.plan import CurationConfig, Source
+from bert_jax.apps.curate.remote_output import local_output
 from bert_jax.data.corpus.source_files import find_source_files
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError, MissingExtraError, UserError

@@ -1,4 +1,4 @@
-"""Covers bert_jax/data/corpus/formats/{wikipedia,wikitext,wiki_templates}.py.
+"""Covers bert_jax/apps/curate/formats/{wikipedia,wikitext,wiki_templates}.py.
 
 The dumps are written here in the format of MediaWiki's export-0.11.
 """
@@ -10,9 +10,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from bert_jax.data.corpus.formats import wikipedia
-from bert_jax.data.corpus.formats.wikipedia import WikipediaDump
-from bert_jax.data.corpus.formats.wikitext import ArticleText
+from bert_jax.apps.curate.formats import wikipedia
+from bert_jax.apps.curate.formats.wikipedia import WikipediaDump
+from bert_jax.apps.curate.formats.wikitext import ArticleText
 from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import UserError
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax import batch as batch_lib
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     CappedMixing,
     EqualMixing,
     ProportionalMixing,

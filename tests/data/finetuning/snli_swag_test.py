@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.data.finetuning.config import Snli, Swag, TaskConfig
+from bert_jax.config.labeled_data import Snli, Swag, TaskConfig
 from bert_jax.data.finetuning.example import ChoiceExample
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError

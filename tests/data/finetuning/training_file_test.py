@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_jax.data.finetuning.config import Columns, TrainingFile
+from bert_jax.config.labeled_data import Columns, TrainingFile
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.finetuning.readers.training_file import has_soft_labels, write_training_file

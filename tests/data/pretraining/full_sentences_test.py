@@ -5,13 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data.config import DocSentences, FullSentences, PretrainingData
-from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining.batch_builder import BatchBuilder
-from bert_jax.data.pretraining.dataset import DocSentencesDataset, FullSentencesDataset
-from bert_jax.data.pretraining.rng import ExampleRng, epoch_key, example_keys
-from bert_jax.data.pretraining.windows import window_offset
-from bert_jax.testing.random_corpus import (
+from bert_jax.apps.testing.random_corpus import (
     CLS,
     SEP,
     Document,
@@ -19,6 +13,12 @@ from bert_jax.testing.random_corpus import (
     random_vocab_arrays,
     write_corpus,
 )
+from bert_jax.config.data import DocSentences, FullSentences, PretrainingData
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
+from bert_jax.data.pretraining.dataset import DocSentencesDataset, FullSentencesDataset
+from bert_jax.data.pretraining.rng import ExampleRng, epoch_key, example_keys
+from bert_jax.data.pretraining.windows import window_offset
 
 
 def _keys(count: int, epoch: int = 0) -> list[int]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bert_jax import batch as batch_lib
-from bert_jax import config_lib as configs
-from bert_jax.data.config import (
+from bert_jax.apps.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
+from bert_jax.config import config_lib as configs
+from bert_jax.config.data import (
     DocSentences,
     DynamicMasking,
     FullSentences,
@@ -31,7 +32,6 @@ from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder, batch_f
 from bert_jax.data.pretraining.loader import PretrainingLoader, evaluation_batches
 from bert_jax.data.pretraining.rng import permute
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 
 TABLE = random_vocab_arrays()
 # FullSentences is tested separately: its examples do not belong to one document.
@@ -405,10 +405,10 @@ def test_invalid_masking_probabilities_raise_config_error() -> None:
 
 SCRIPT = """
 import sys
-from bert_jax.data.config import PretrainingData
+from bert_jax.config.data import PretrainingData
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.testing.random_corpus import random_vocab_arrays
+from bert_jax.apps.testing.random_corpus import random_vocab_arrays
 
 def main():
     for workers in (0, 2):

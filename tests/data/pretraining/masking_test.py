@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.config import Masking, NGramMasking, SpanMasking
+from bert_jax.apps.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
+from bert_jax.config.data import Masking, NGramMasking, SpanMasking
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError
 from bert_jax.models.mpnet.two_streams import permutation_ranks
-from bert_jax.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
 
 LENGTH = 128
 

@@ -1,6 +1,6 @@
 """Tests mixtures of corpora: quotas, order on all hosts and restarts, weights, limits of epochs.
 
-Covers bert_jax/data/pretraining/mixture_dataset.py and mixture_plan.py.
+Covers bert_jax/data/pretraining/mixture.py and mixture.py.
 """
 
 import dataclasses
@@ -9,41 +9,40 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 from bert_jax.cli.arguments.recipe import parse_mixture
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.config import (
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.data import (
     ConcatenatedDocuments,
+    CorpusMixture,
     DocSentences,
     FullSentences,
     Masking,
     PackedSegments,
+    PrefixLM,
     PretrainingData,
     SentenceOrderPairs,
     SentencePairs,
     SingleSegment,
     SpanMasking,
     StaticMasking,
+    WeightedCorpus,
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining import mixture_plan
+from bert_jax.data.pretraining import mixture
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
-from bert_jax.data.pretraining.config import CorpusMixture, WeightedCorpus
-from bert_jax.data.pretraining.denoising.config import PrefixLM
 from bert_jax.data.pretraining.loader import PretrainingLoader
-from bert_jax.data.pretraining.mixture_dataset import (
+from bert_jax.data.pretraining.mixture import (
     PERIOD,
     MixedCorpora,
     MixtureDataset,
-    draw_examples,
-)
-from bert_jax.data.pretraining.mixture_plan import (
     MixturePlan,
     PhaseSize,
+    draw_examples,
     plan_mixture,
     write_or_check_mixture,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 
 TABLE = random_vocab_arrays()
 FORMATS = [
@@ -79,8 +78,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def plan(monkeypatch: pytest.MonkeyPatch):
     """Returns `plan_mixture` for corpora without tokenizer and with equal fingerprints."""
     monkeypatch.setattr(PreparedCorpus, "tokenizer", lambda self: None)
-    monkeypatch.setattr(mixture_plan.VocabArrays, "from_tokenizer", lambda _: TABLE)
-    monkeypatch.setattr(mixture_plan, "_check_corpora", lambda _: None)
+    monkeypatch.setattr(mixture.VocabArrays, "from_tokenizer", lambda _: TABLE)
+    monkeypatch.setattr(mixture, "_check_corpora", lambda _: None)
 
     def call(corpora, data=None, *, num_sequences=4000, **settings):
         data = data or PretrainingData(corpus="", input_format=SingleSegment())

@@ -1,6 +1,6 @@
 """Compares n-gram masking with a slow reference, and its statistics over a million real tokens.
 
-Covers bert_jax/data/pretraining/ngram_masking.py.
+Covers bert_jax/data/pretraining/masking.py.
 """
 
 import itertools
@@ -8,12 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax.data.config import NGramMasking
-from bert_jax.data.pretraining.masking import mask_tokens
-from bert_jax.data.pretraining.ngram_masking import ngram_probabilities, sample_lengths
+from bert_jax.apps.testing.random_corpus import CLS, SEP, random_vocab_arrays
+from bert_jax.config.data import NGramMasking
+from bert_jax.data.pretraining.masking import mask_tokens, ngram_probabilities, sample_lengths
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.testing.random_corpus import CLS, SEP, random_vocab_arrays
 
 
 def _words(ids: list[int], real: list[int], table: VocabArrays) -> list[list[int]]:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax.apps.testing.random_corpus import random_vocab_arrays
 from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
-from bert_jax.testing.random_corpus import random_vocab_arrays
 
 
 @given(

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.config import PairFormat, SentenceOrderPairs, SentencePairs
+from bert_jax.apps.testing.random_corpus import (
+    Document,
+    random_documents,
+    random_vocab_arrays,
+    write_corpus,
+)
+from bert_jax.config.data import PairFormat, SentenceOrderPairs, SentencePairs
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.dataset import SentencePairDataset, SingleSegmentDataset
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys, random_bits
@@ -21,12 +27,6 @@ from bert_jax.data.pretraining.sentence_pairs import (
     truncate_seq_pair,
 )
 from bert_jax.data.pretraining.windows import TextWindow, window_offset, windows_per_document
-from bert_jax.testing.random_corpus import (
-    Document,
-    random_documents,
-    random_vocab_arrays,
-    write_corpus,
-)
 
 
 def _keys(count: int, seed: int = 0) -> list[int]:

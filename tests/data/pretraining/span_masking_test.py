@@ -1,6 +1,6 @@
 """Compares span masking with a slow reference, and its statistics over a million real tokens.
 
-Covers bert_jax/data/pretraining/span_masking.py.
+Covers bert_jax/data/pretraining/masking.py.
 """
 
 import math
@@ -8,21 +8,15 @@ import math
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.random_corpus import CLS, SEP, random_vocab_arrays, write_corpus
 from bert_jax.batch import MAX_SPAN_TARGETS
-from bert_jax.data.config import PretrainingData, SingleSegment, SpanMasking
+from bert_jax.config.data import PretrainingData, SingleSegment, SpanMasking
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.dataset import sample_token_ids
-from bert_jax.data.pretraining.masking import mask_tokens
+from bert_jax.data.pretraining.masking import geometric_probabilities, mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, example_keys
-from bert_jax.data.pretraining.span_masking import geometric_probabilities
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.testing.random_corpus import (
-    CLS,
-    SEP,
-    random_vocab_arrays,
-    write_corpus,
-)
 
 GEOMETRIC = [0.2 * 0.8**n for n in range(10)]
 

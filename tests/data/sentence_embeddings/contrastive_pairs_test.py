@@ -1,4 +1,4 @@
-"""Covers bert_jax/data/sentence_embeddings/contrastive_pairs.py and the reading of such pairs."""
+"""Covers bert_jax/data/sentence_embeddings/loader.py and the reading of such pairs."""
 
 import dataclasses
 from collections import Counter
@@ -7,15 +7,11 @@ from itertools import combinations_with_replacement
 import numpy as np
 import pytest
 
-from bert_jax.data.finetuning.config import Columns
+from bert_jax.config.labeled_data import Columns
+from bert_jax.config.sentence_embeddings import ContrastivePairs, PairSampling
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.sentence_embeddings import text_groups
-from bert_jax.data.sentence_embeddings.config import ContrastivePairs, PairSampling
-from bert_jax.data.sentence_embeddings.contrastive_pairs import (
-    negative_pairs,
-    positive_pairs,
-    sample_pairs,
-)
+from bert_jax.data.sentence_embeddings.loader import negative_pairs, positive_pairs, sample_pairs
 from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
 from bert_jax.errors import UserError
 

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax.data.finetuning.config import Glue, Snli
+from bert_jax.config.labeled_data import Glue, Snli
+from bert_jax.config.sentence_embeddings import NliFiles, StsBenchmark, TextFile
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.sentence_embeddings.config import NliFiles, StsBenchmark, TextFile
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, distinct_batches
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups, text_ids
 from bert_jax.errors import ConfigError, UserError

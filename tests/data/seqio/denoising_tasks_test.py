@@ -10,23 +10,25 @@ import numpy as np
 import pytest
 import seqio
 
-from bert_jax.data.config import (
+from bert_jax.apps.testing.text_corpus import write_text
+from bert_jax.config.data import (
+    BartDenoising,
     ConcatenatedDocuments,
+    Denoising,
     FullSentences,
     InputFormat,
     PretrainingData,
     SingleSegment,
+    SpanCorruption,
 )
+from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.pretraining.denoising.config import BartDenoising, Denoising, SpanCorruption
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.seqio.denoising_tasks import register_denoising_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.testing.text_corpus import write_text
-from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
 
 LENGTHS = {"inputs": 32, "targets": 32}

@@ -12,7 +12,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from bert_jax import batch as batch_lib
-from bert_jax.data.config import Masking, SentencePairs
+from bert_jax.apps.testing.text_corpus import NUM_TOPICS, topic_words, write_text, write_vocabulary
+from bert_jax.config.data import Masking, SentencePairs
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
@@ -21,7 +22,6 @@ from bert_jax.data.seqio import text_tasks
 from bert_jax.data.seqio.feature_converter import MaskedPairFeatureConverter
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.errors import UserError
-from bert_jax.testing.text_corpus import NUM_TOPICS, topic_words, write_text, write_vocabulary
 
 LENGTHS = {"input_ids": 48, "masked_lm_positions": 8}
 DOCUMENTS = 36

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters, small_model
 from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.export.export import export
 from bert_jax.export.onnx import write
@@ -42,7 +43,6 @@ from bert_jax.models.sentence_encoder.config import (
 )
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.testing.models import random_parameters, small_model
 
 pytest.importorskip("onnxruntime")
 

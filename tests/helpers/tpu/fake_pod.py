@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.simulate.attempt import free_port
+from bert_jax.apps.simulate.attempt import free_port
 from tests.helpers.tpu.metadata_server import MetadataServer
 from tpu import strict_json
 from tpu.protocol import JobSpec, SliceShape

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import small_config
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.tuning import BitFit, LayerNormTuning, QueryAndIntermediateBiases, TuningConfig
 from bert_jax.errors import ConfigError
 from bert_jax.models.adapters import lora
 from bert_jax.models.adapters.config import (
@@ -55,19 +59,10 @@ from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import small_config
-from bert_jax.tuning.config import (
-    BitFit,
-    LayerNormTuning,
-    QueryAndIntermediateBiases,
-    TuningConfig,
-)
-from bert_jax.tuning.freezing import check_trains_encoder, without_frozen
+from bert_jax.train.tuning.freezing import check_trains_encoder, without_frozen
 
 PLAIN = ComputeConfig()
 HEAD = SequenceClassificationHead(labels=("no", "maybe", "yes"))

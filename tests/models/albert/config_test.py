@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import ConfigError
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.encoder import EncoderOutput
@@ -21,7 +22,6 @@ from bert_jax.models.layers.config import (
 )
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from tests.helpers.quick_init import quick_init

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.batches import pretraining_batch
+from bert_jax.config.objectives import Pretraining
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig, LearnedPositions, Scanned
-from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.testing.batches import pretraining_batch
 from tests.helpers.quick_init import quick_init
 
 V = 60

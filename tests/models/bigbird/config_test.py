@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters
 from bert_jax.errors import ConfigError
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
 from bert_jax.models.layers.block_sparse_attention import block_counts, block_sparse_attention
@@ -18,7 +19,6 @@ from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.params import paths
-from bert_jax.testing.models import random_parameters
 from tests.helpers.quick_init import quick_init
 
 SMALL = BigBirdConfig(

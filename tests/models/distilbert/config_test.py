@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters
+from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import ConfigError
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import build_network
-from bert_jax.objectives.config import Pretraining
 from bert_jax.params import paths
-from bert_jax.testing.models import random_parameters
 
 
 def test_parameter_counts():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
 from bert_jax.errors import UserError
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.electra.tf1 import DISCRIMINATOR, GENERATOR

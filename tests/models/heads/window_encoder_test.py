@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy.special import erf, softmax
 
+from bert_jax.apps.testing.batches import fine_tuning_batch
+from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import RegressionHead, SequenceClassificationHead, WindowEncoder
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
-from bert_jax.testing.batches import fine_tuning_batch
-from bert_jax.testing.models import random_parameters, small_config
 
 MODEL = small_config(num_hidden_layers=1, initializer_range=0.3)
 WINDOWS = WindowEncoder(num_windows=4, num_layers=2)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config_lib import override
+from bert_jax.apps.testing.models import small_config
+from bert_jax.config.config_lib import override
 from bert_jax.errors import UserError
 from bert_jax.export.onnx.encoder import check_family
 from bert_jax.models.bert.config import BertConfig
@@ -17,7 +18,6 @@ from bert_jax.models.layers.config import AlibiPositions
 from bert_jax.models.layers.relative_bias import alibi_bias, alibi_slopes
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
-from bert_jax.testing.models import small_config
 
 MODEL = dataclasses.replace(
     small_config(vocab_size=50), positions=AlibiPositions(max_position_embeddings=64)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config.train import MeshConfig
 from bert_jax.models.layers.embedding_lookup import embedding_lookup
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import MeshConfig
 
 V, D = 50, 8
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError
-from bert_jax.functional import Network
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig, LearnedPositions, SinusoidalInit
 from bert_jax.models.layers.embeddings import Embeddings
+from bert_jax.params.functional import Network
 
 CONFIG = BertConfig(
     vocab_size=50,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config.objectives import MultiTask, NamedHead
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -30,7 +31,6 @@ from bert_jax.models.layers.global_attention import (
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
-from bert_jax.objectives.config import MultiTask, NamedHead
 from bert_jax.params import paths
 from bert_jax.train.sources.task_checks import warn_of_local_tokens
 from tests.helpers.quick_init import quick_init

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
+from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import ConfigError
 from bert_jax.models.layers.config import PaddingOffsetPositions
 from bert_jax.models.model import build_network
 from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.objectives.config import Pretraining
 from bert_jax.params import paths
 from bert_jax.train.optimizer import WEIGHT_DECAY
 

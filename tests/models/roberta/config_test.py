@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import ConfigError
 from bert_jax.models.layers.config import PaddingOffsetPositions
 from bert_jax.models.layers.embeddings import padding_offset_positions
 from bert_jax.models.model import build_network
 from bert_jax.models.roberta.config import RobertaConfig
-from bert_jax.objectives.config import Pretraining
 from bert_jax.params import paths
 from tests.helpers.quick_init import quick_init
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.apps.testing.models import small_config
+from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
-from bert_jax.functional import split
 from bert_jax.models.sentence_encoder.config import (
     POOLING_MODES,
     Dense,
@@ -25,7 +25,7 @@ from bert_jax.models.sentence_encoder.network import (
     pool,
 )
 from bert_jax.params import paths
-from bert_jax.testing.models import small_config
+from bert_jax.params.functional import split
 
 CONFIG = SentenceEncoderConfig(
     pooling=("mean", "cls"),

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config_lib import from_json, to_json
+from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig

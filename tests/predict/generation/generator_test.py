@@ -1,7 +1,7 @@
 """Tests texts that a small T5 generates, its folders and `bert-jax generate`.
 
 Covers bert_jax/predict/generation/generator.py, config.py, bert_jax/export/seq2seq.py,
-bert_jax/pretrained/seq2seq.py, bert_jax/text/sentencepiece/t5_tokenizer.py and
+bert_jax/pretrained/seq2seq.py, bert_jax/text/sentencepiece.py and
 bert_jax/cli/language_models/generate.py.
 """
 
@@ -16,23 +16,22 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from bert_jax.cli import main
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.generation import BeamSearch, GenerationConfig, Sampling
+from bert_jax.config.train import MeshConfig
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.export.seq2seq import export_seq2seq
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
-from bert_jax.parallel.config import MeshConfig
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.params import paths
-from bert_jax.predict.generation.config import BeamSearch, GenerationConfig, Sampling
-from bert_jax.predict.generation.decode import generate_ids, token_rules
+from bert_jax.predict.generation.decode import cut_to_likely, generate_ids, token_rules
 from bert_jax.predict.generation.generator import Generator
-from bert_jax.predict.generation.token_scores import cut_to_likely
 from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
-from bert_jax.testing.models import small_model
 from bert_jax.text.load_tokenizer import load_tokenizer
 from tests.helpers.quick_init import quick_init
 

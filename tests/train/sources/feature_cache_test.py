@@ -18,32 +18,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.apps.testing.models import random_parameters
 from bert_jax.batch import ENCODER_FIELDS, FIELDS
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.config_lib import override, to_json
-from bert_jax.data.config import FineTuningData, PretrainingData
-from bert_jax.data.finetuning.config import Columns
+from bert_jax.config.config_lib import override, to_json
+from bert_jax.config.data import FineTuningData, PretrainingData
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Columns
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.tuning import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.model import run_forward
-from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.testing.models import random_parameters
 from bert_jax.train.flops import step_flops
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor
 from bert_jax.train.sources.fine_tuning import FineTuningSource
 from bert_jax.train.step import TrainSetup
-from bert_jax.tuning.config import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
 from tests.helpers.one_device import one_device_mesh
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
@@ -290,8 +290,8 @@ def test_exported_model_has_the_predictions_of_the_run(finished, tmp_path):
 KILLED_AT_17 = """
 import json, os, signal, sys
 from pathlib import Path
-from bert_jax.config_lib import from_json
-from bert_jax.experiment import Experiment
+from bert_jax.config.config_lib import from_json
+from bert_jax.config.experiment import Experiment
 from bert_jax.runs import hooks
 from bert_jax.train.run import run
 

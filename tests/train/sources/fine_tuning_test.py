@@ -10,26 +10,26 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.config_lib import override
-from bert_jax.data.finetuning.config import Columns, Conll
+from bert_jax.apps.testing.models import WORDS, small_model
+from bert_jax.config.config_lib import override
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Columns, Conll
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.adapters.config import LoRA
 from bert_jax.models.heads.config import RegressionHead, TokenClassificationHead
-from bert_jax.objectives.config import FineTuning
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
-from bert_jax.tuning.config import TuningConfig
 from tests.helpers.contamination import write_item_rows
 from tests.helpers.one_device import one_device_mesh
 

@@ -7,33 +7,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.cli import main
-from bert_jax.config_lib import override
-from bert_jax.data.finetuning.config import EqualMixing
+from bert_jax.__main__ import main
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.config_lib import override
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import EqualMixing
+from bert_jax.config.objectives import MultiTask
+from bert_jax.config.train import WarmupLinear, make_mesh_config
+from bert_jax.config.tuning import FullTuning, TuningConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.adapters.config import LoRA, PrefixTuning
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import hooks
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.testing.models import small_model
-from bert_jax.train.config import WarmupLinear
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
-from bert_jax.tuning.config import FullTuning, TuningConfig
 from tests.helpers.one_device import one_device_mesh
 from tests.helpers.report_markup import Report
 from tests.helpers.same_parameters import assert_same_parameters

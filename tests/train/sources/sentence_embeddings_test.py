@@ -11,30 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
-from bert_jax.cli import main
-from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData, TextFile
-from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
-from bert_jax.errors import ConfigError, UserError
-from bert_jax.export.export import export
-from bert_jax.models.sentence_encoder.config import Dense, Normalize, SentenceEncoderConfig
-from bert_jax.objectives.sentence_embeddings.config import (
+from bert_jax.__main__ import main
+from bert_jax.apps.plan.inputs import make_inputs
+from bert_jax.apps.testing.models import WORDS, small_config, small_model
+from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     MarginMSELoss,
     MSELoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
+    SentenceEmbeddingData,
     SoftmaxLoss,
     SupervisedSimCSE,
+    TextFile,
     TripletLoss,
     UnsupervisedSimCSE,
 )
+from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
+from bert_jax.models.sentence_encoder.config import Dense, Normalize, SentenceEncoderConfig
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
-from bert_jax.plan.inputs import make_inputs
+from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.testing.models import WORDS, small_config, small_model
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.run import run
 from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
@@ -159,7 +160,7 @@ def test_processes_are_joined_before_anything_is_read(folder, capsys, monkeypatc
     def initialize(config):
         raise UserError("joining processes")
 
-    monkeypatch.setattr("bert_jax.distributed.processes.initialize", initialize)
+    monkeypatch.setattr("bert_jax.parallel.processes.initialize", initialize)
     assert main(["embed-train", "nli", "--model", "missing", "--run", f"{folder}/errors"]) == 1
     assert "joining processes" in capsys.readouterr().err
 

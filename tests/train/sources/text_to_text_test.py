@@ -12,27 +12,25 @@ from typing import Any
 import jax
 import pytest
 
-from bert_jax.cli import main
-from bert_jax.data.finetuning.config import Columns
+from bert_jax.__main__ import main
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.generation import GenerationConfig
+from bert_jax.config.labeled_data import Columns, NamedTextTask, TextToTextData
+from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.text import TokenizerTrainingConfig
+from bert_jax.config.train import AdamW, MeshConfig, WarmupLinear
 from bert_jax.data.text_to_text.casting import TextToTextExample
-from bert_jax.data.text_to_text.config import NamedTextTask, TextToTextData
 from bert_jax.data.text_to_text.loader import TextTask
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.experiment import Experiment
 from bert_jax.export.seq2seq import export_seq2seq
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.t5.config import T5Config
-from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
-from bert_jax.parallel.config import MeshConfig
 from bert_jax.parallel.sharding import make_mesh
-from bert_jax.predict.generation.config import GenerationConfig
 from bert_jax.predict.generation.generator import Generator
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
-from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer
-from bert_jax.train.config import AdamW, WarmupLinear
 from bert_jax.train.sources.text_to_text import (
     GenerationEvaluator,
     TextToTextSource,

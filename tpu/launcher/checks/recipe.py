@@ -8,8 +8,8 @@ import posixpath
 from collections.abc import Iterable
 from pathlib import Path
 
+from bert_jax.config.recipes import SOURCE_ROOT, find_recipe
 from bert_jax.errors import ConfigError, closest_names
-from bert_jax.recipes import SOURCE_ROOT, find_recipe
 from tpu.launcher.runs.bundle import Bundle
 
 # Paths in the trainer's working directory: @code is the bundle, configs/ a link to its configs.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from bert_jax.errors import ConfigError
-from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.parallel.tpu_slices import Slice
 from tpu import bucket_layout
 
 Capacity = Literal["spot", "on-demand", "reserved"]

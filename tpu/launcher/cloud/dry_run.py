@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.parallel.tpu_slices import Slice
 from tpu import bucket_layout
 from tpu.launcher.cloud.backend import RUN_LABEL
 from tpu.launcher.cloud.gce import region_of

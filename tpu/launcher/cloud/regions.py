@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.errors import ConfigError
-from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.parallel.tpu_slices import Slice
 from tpu.launcher.cloud.gce import region_of
 
 # Multi-region bucket location -> prefixes of the regions in it.

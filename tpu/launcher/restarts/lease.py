@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.parent_process import is_running
+from bert_jax.io.parent_process import is_running
 from tpu.launcher.cloud.bucket import Bucket
 
 RENEW_SECONDS = 60

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.hardware.tpu_slices import all_slices, prices_as_of
+from bert_jax.parallel.tpu_slices import all_slices, prices_as_of
 from tpu.launcher.runs.manifest import RunManifest
 from tpu.launcher.runs.run_context import max_slice_hours, usd_per_hour
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.errors import UserError
-from bert_jax.hardware.tpu_slices import Slice, find_slice
+from bert_jax.parallel.tpu_slices import Slice, find_slice
 from tpu import bucket_layout, strict_json
 from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import Capacity, SliceSpec

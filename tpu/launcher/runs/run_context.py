@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
-from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.parallel.tpu_slices import find_slice
 from tpu import bucket_layout
 from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import Backend, SliceSpec

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.corpus.curation.duplicates.minhash import UNSPACED_SCRIPTS
-from bert_jax.text.cleaning import normalize_text
+from bert_jax.text.cleaning import UNSPACED_SCRIPTS, normalize_text
 
 _JOINERS = "\u200c\u200d"
 

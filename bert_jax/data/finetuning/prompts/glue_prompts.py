@@ -10,9 +10,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import write_json
-from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.finetuning.prompts.config import (
+from bert_jax.config.config_lib import from_json, to_json
+from bert_jax.config.prompts import (
     AveragedTokens,
     Demonstrations,
     LabelWords,
@@ -21,7 +20,8 @@ from bert_jax.data.finetuning.prompts.config import (
     SingleTokenWords,
 )
 from bert_jax.errors import ConfigError, UserError, did_you_mean
-from bert_jax.json_io import read_json
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json
 
 LM_BFF = "lm-bff"
 """The name of LM-BFF's manual template, which every task in the table has."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.data.finetuning.config import Columns, ColumnsKind
+from bert_jax.config.labeled_data import Columns, ColumnsKind
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
 from bert_jax.errors import UserError, did_you_mean

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from bert_jax.data.finetuning.config import Conll
+from bert_jax.config.labeled_data import Conll
 from bert_jax.data.finetuning.example import TaggedExample, Task
 from bert_jax.errors import UserError
 from bert_jax.text.files import read_text

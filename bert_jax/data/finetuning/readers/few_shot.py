@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from bert_jax.data.finetuning.config import FewShot
+from bert_jax.config.labeled_data import FewShot
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import ConfigError, UserError
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bert_jax.data.finetuning.config import Glue
+from bert_jax.config.labeled_data import Glue
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_tsv

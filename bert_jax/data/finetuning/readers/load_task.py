@@ -1,6 +1,6 @@
 """Reads the task that a config describes, with the reader of its format."""
 
-from bert_jax.data.finetuning.config import (
+from bert_jax.config.labeled_data import (
     Columns,
     Conll,
     FewShot,

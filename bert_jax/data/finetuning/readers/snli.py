@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bert_jax.data.finetuning.config import Snli
+from bert_jax.config.labeled_data import Snli
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.glue import find_file

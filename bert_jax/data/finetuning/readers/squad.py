@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bert_jax.data.finetuning.config import Squad
+from bert_jax.config.labeled_data import Squad
 from bert_jax.data.finetuning.example import Answer, QuestionExample, Task
 from bert_jax.errors import UserError
-from bert_jax.json_io import parse_json
+from bert_jax.io.json_io import parse_json
 from bert_jax.text.files import read_text
 
 # How many characters before and after its offset a misplaced answer is searched.

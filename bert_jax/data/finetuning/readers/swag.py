@@ -2,7 +2,7 @@
 
 import re
 
-from bert_jax.data.finetuning.config import Swag
+from bert_jax.config.labeled_data import Swag
 from bert_jax.data.finetuning.example import ChoiceExample, Task
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table

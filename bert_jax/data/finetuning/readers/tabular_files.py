@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.json_io import parse_json_line
+from bert_jax.io.json_io import parse_json_line
 from bert_jax.text.files import read_text
 
 JSON_EXTENSIONS = (".jsonl", ".ndjson")

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.data.finetuning.config import Glue
+from bert_jax.config.labeled_data import Glue
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, make_glue_task
 from bert_jax.errors import MissingExtraError, UserError

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import atomic_write
-from bert_jax.data.finetuning.config import TrainingFile
+from bert_jax.config.labeled_data import TrainingFile
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.json_io import parse_json_line
+from bert_jax.io.atomic_io import atomic_write
+from bert_jax.io.json_io import parse_json_line
 
 
 def write_training_file(path: Path, examples: Sequence[TextExample]) -> None:

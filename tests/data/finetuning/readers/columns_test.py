@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.data.finetuning.config import Columns, TaskConfig
+from bert_jax.config.labeled_data import Columns, TaskConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.finetuning.readers.tabular_files import read_table, read_tsv
 from bert_jax.errors import ConfigError, UserError

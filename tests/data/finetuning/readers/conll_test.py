@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.finetuning.config import Conll, TaskConfig
+from bert_jax.config.labeled_data import Conll, TaskConfig
 from bert_jax.data.finetuning.example import TaggedExample
 from bert_jax.data.finetuning.readers.conll import detect_scheme, to_iob2
 from bert_jax.data.finetuning.readers.load_task import load_task

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.data.finetuning.config import Glue, GlueName, TaskConfig
+from bert_jax.config.labeled_data import Glue, GlueName, TaskConfig
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError

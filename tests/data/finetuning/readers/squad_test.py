@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.data.finetuning.config import Squad, TaskConfig
+from bert_jax.config.labeled_data import Squad, TaskConfig
 from bert_jax.data.finetuning.example import Answer, QuestionExample
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError

@@ -1,0 +1,118 @@
+"""Runs `bert-jax curate`: drops bad and repeated documents of raw text, with a ledger of each."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_jax.data.corpus.prepare_flags import add_recipe_arguments
+from bert_jax.errors import ConfigError
+from bert_jax.io.json_io import read_json
+
+if TYPE_CHECKING:
+    from bert_jax.apps.curate.plan import CurationConfig
+
+HELP = "filter and deduplicate raw text, and record what happened to each document"
+
+_EPILOG = """examples:
+  bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
+  bert-jax curate web --dry-run --tokenizer vocabulary --arg files='crawl/*.jsonl.gz'
+  bert-jax curate documents --output curated --arg files='books/*.txt' document_unit=blank-line
+  bert-jax curate web --output gs://my-bucket/curated --arg files='gs://my-bucket/crawl/*.jsonl.gz'
+  bert-jax prepare --files 'curated/documents-*.jsonl.gz' --tokenizer vocabulary --output prepared
+
+The same command resumes after a stop. The documents written are identical with any number of
+workers. The ledger-*.parquet files have one row for each document of the input: whether it was
+kept, or by which rule, with which value, or in favor of which other document it was dropped.
+curation.html shows them: counts, limits on histograms, examples of every reason.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds RECIPE, --arg, --output, --workers, --dry-run and --tokenizer."""
+    parser.epilog = _EPILOG
+    add_recipe_arguments(parser)
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="output folder, which may be remote (gs://bucket/corpus); required without --dry-run",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="forecast of documents, time and disk space from a sample; writes nothing",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer of --dry-run, to forecast tokens as well"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Curates the corpus and prints what was kept and dropped."""
+    from bert_jax.apps.curate.curate import curate
+    from bert_jax.apps.curate.plan import check_curation
+    from bert_jax.apps.curate.remote_output import local_output
+    from bert_jax.apps.curate.report import REPORT_FILE, write_curation_report
+    from bert_jax.config.recipes import call_recipe, load_recipe
+
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError(f"--workers {args.workers}: expected at least 1")
+    config = check_curation(
+        call_recipe(load_recipe(args.recipe), args.arg, args.recipe), args.recipe
+    )
+    if args.dry_run:
+        print(_forecast(config, args))
+        return
+    if args.output is None:
+        raise ConfigError("--output is missing, expected a folder; or give --dry-run")
+    if args.tokenizer is not None:
+        raise ConfigError("--tokenizer is for --dry-run: a curated corpus has no tokens")
+    output = args.output.rstrip("/") or "/"
+    with local_output(output) as folder:
+        manifest = curate(config, folder, num_workers=args.workers)
+        report = folder / REPORT_FILE
+        if not report.is_file():
+            write_curation_report(config, folder)
+        summary = _summary(manifest, folder, output)
+    print(f"{summary}\nreport: {output}/{REPORT_FILE}")
+
+
+def _forecast(config: "CurationConfig", args: argparse.Namespace) -> str:
+    from bert_jax.apps.curate.sample import describe_forecast, forecast
+    from bert_jax.text.load_tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    return describe_forecast(forecast(config, tokenizer), args.workers or os.cpu_count() or 1)
+
+
+def _summary(manifest: dict[str, Any], folder: Path, output: str) -> str:
+    from bert_jax.data.corpus.contamination.found_items import SUMMARY_FILE
+
+    counts = manifest["counts"]
+    retained, total = counts["retained_documents"], counts["documents"]
+    fraction = counts["retained_characters"] / max(counts["characters"], 1)
+    lines = [
+        f"{output}: kept {retained:,} of {total:,} documents, {fraction:.1%} of the characters",
+    ]
+    for source, reasons in counts["dropped"].items():
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+            lines.append(f"  {source}: {count:,} dropped, {reason}")
+    for reason, count in manifest["removed_lines"].items():
+        lines.append(f"  {count:,} lines removed, {reason}")
+    if (folder / SUMMARY_FILE).is_file():
+        for name, found in read_json(folder / SUMMARY_FILE)["sets"].items():
+            lines.append(
+                f"  {name}: {found['items_with_input_found']:,} of {found['items']:,} items found "
+                f"as input (in {found['documents_with_input']:,} documents), "
+                f"{found['items_with_context_found']:,} as context (in "
+                f"{found['documents_with_context']:,}); {found['items_not_searchable']:,} are too "
+                "short or too common to be searched"
+            )
+    lines.append(
+        f"next: bert-jax prepare --files '{output}/documents-*.jsonl.gz' --tokenizer VOCABULARY "
+        "--output prepared"
+    )
+    return "\n".join(lines)

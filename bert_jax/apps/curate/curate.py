@@ -1,0 +1,257 @@
+"""Curates a corpus: `curate(config, Path("curated"))`; writes documents and a ledger.
+
+<output>/plan.json                      the config, the files of the input, their fingerprint
+         documents-00000-of-00004.jsonl.gz   the documents that are kept, for `bert-jax prepare`
+         ledger-00000-of-00004.parquet       what happened to each document of the input
+         contamination*                 what was found of evaluation sets (contamination/tables.py)
+         manifest.json                  counts by source and reason, written last
+
+Work unit k becomes shard k. First each unit decides about its documents alone (units.py); then each
+step compares the documents of all units (corpus.py); then each unit writes its shard (shards.py).
+The files between are in the folder `.work`, which is removed at the end. The bytes of the shards
+depend neither on the number of processes nor on restarts.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.apps.curate import units
+from bert_jax.apps.curate.contamination.decontamination import Decontamination
+from bert_jax.apps.curate.corpus import Corpus, TextFunctions, is_finished
+from bert_jax.apps.curate.ledger import Counts
+from bert_jax.apps.curate.plan import (
+    CurationConfig,
+    CurationUnit,
+    make_plan,
+    make_units,
+    package_versions,
+)
+from bert_jax.apps.curate.shards import LEDGER, shard_suffix, write_shard
+from bert_jax.apps.curate.workers import Workers
+from bert_jax.config import config_lib as configs
+from bert_jax.data.corpus.contamination.found_items import DOCUMENTS, import_pyarrow
+from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import make_folder, write_json
+from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
+from bert_jax.io.json_io import read_json
+from bert_jax.version import __version__
+
+MAX_READ_COUNTS = 300
+PLAN_FILE, MANIFEST_FILE, LOCK_FILE, WORK_FOLDER = "plan.json", "manifest.json", ".lock", ".work"
+
+# Key of a hash in the plan -> what the hashed files belong to.
+_FILES = {"files": "a source", "evaluation_files": "an evaluation set"}
+
+
+def curate(
+    config: CurationConfig, output: Path, *, num_workers: int | None = None
+) -> dict[str, Any]:
+    """Writes a curated corpus; work that an earlier run of the same config finished is kept.
+
+    Args:
+      num_workers: number of processes (default: one for each core); 1 uses this process.
+
+    Returns:
+      The manifest: counts, reasons by source, files with their checksums.
+
+    Raises:
+      UserError: the input cannot be read, the folder contains something else, or more than
+        `config.max_dropped` of the characters would be dropped.
+    """
+    return curate_with(config, output, Workers(num_workers or os.cpu_count() or 1))
+
+
+def curate_with(config: CurationConfig, output: Path, workers: Workers) -> dict[str, Any]:
+    """Does what `curate` does, with the given workers, which it starts and ends."""
+    import_pyarrow()  # raises before the work, not when the first ledger is written
+    make_folder(output)
+    try:
+        lock = acquire_lock(output / LOCK_FILE)
+    except AlreadyLockedError:
+        raise UserError(
+            f"--output {output}: another process is writing there; wait for it or choose another "
+            "folder"
+        ) from None
+    with lock:
+        work = make_units(config)
+        if not (output / MANIFEST_FILE).is_file():
+            for step in config.steps:
+                if isinstance(step, Decontamination):
+                    step.check_sets()
+        plan = make_plan(config, work)
+        fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+        _check_output(output, plan)
+        work_folder = output / WORK_FOLDER
+        if (output / MANIFEST_FILE).is_file():
+            manifest = read_json(output / MANIFEST_FILE)
+            _check_dropped(config, manifest)
+        else:
+            make_folder(work_folder)
+            with workers:
+                manifest = _write_shards(config, work, output, fingerprint, workers)
+            manifest["fingerprint"] = fingerprint
+            write_json(output / MANIFEST_FILE, manifest)
+        # A run that was killed after it wrote the manifest may have left the folder.
+        shutil.rmtree(work_folder, ignore_errors=True)
+        return manifest
+
+
+def _check_output(output: Path, plan: dict[str, Any]) -> None:
+    """Writes the plan, or compares it with that of an earlier run."""
+    path = output / PLAN_FILE
+    if path.is_file():
+        if differences := configs.diff(read_json(path), plan):
+            lines = [
+                f"the files of {_FILES[name]} were added, removed or changed"
+                if name in _FILES
+                else f"{name}: was {old!r}, now {new!r}"
+                for name, old, new in differences
+            ]
+            raise UserError(
+                f"--output {output}: contains a corpus that was curated with other settings:\n  "
+                + "\n  ".join(lines)
+                + "\nchoose another --output, or remove the folder"
+            )
+        return
+    # A run that was killed while it wrote the plan leaves a file ".plan.json.HOST.PID.partial".
+    names = (p.name for p in output.iterdir() if not p.match(".*.partial"))
+    if others := sorted(name for name in names if name != LOCK_FILE):
+        raise UserError(
+            f"--output {output}: not empty and not a curated corpus (it contains {others[0]}); "
+            "choose a new folder"
+        )
+    write_json(path, plan)
+
+
+def _write_shards(
+    config: CurationConfig,
+    work: Sequence[CurationUnit],
+    output: Path,
+    fingerprint: str,
+    workers: Workers,
+) -> dict[str, Any]:
+    """Writes the documents and the ledger of every unit; returns the manifest.
+
+    Raises:
+      UserError: too much would be dropped; the shards stay in the work folder then.
+    """
+    source_names = [source.name for source in config.sources]
+    corpus = Corpus(
+        folder=output / WORK_FOLDER,
+        sources=tuple(unit.source for unit in work),
+        priorities=tuple(source_names.index(unit.source) for unit in work),
+        step=0,
+        functions=TextFunctions(
+            check=functools.partial(units.check_text, config=config), match_key=units.match_digest
+        ),
+    )
+    _write_spills(config, work, corpus, fingerprint, workers)
+    for k, step in enumerate(config.steps):
+        before_step = dataclasses.replace(corpus, step=k)
+        if not all(before_step.decisions_path(unit).exists() for unit in range(len(work))):
+            step.decide(before_step, workers)
+    corpus = dataclasses.replace(corpus, step=len(config.steps))
+    summaries = [corpus.folder / f"shard-{unit:05d}.json" for unit in range(len(work))]
+    tasks = {path: (corpus, unit) for unit, path in enumerate(summaries)}
+    workers.write_files(write_shard, tasks, description="write shards")
+    return _publish(config, corpus, summaries, output)
+
+
+def _write_spills(
+    config: CurationConfig,
+    work: Sequence[CurationUnit],
+    corpus: Corpus,
+    fingerprint: str,
+    workers: Workers,
+) -> None:
+    """Writes the spill files that do not exist or are damaged."""
+    paths = [corpus.spill_path(unit) for unit in range(len(work))]
+    for path in paths:
+        if path.exists() and not is_finished(path, fingerprint):
+            path.unlink()
+    workers.write_files(
+        units.write_spill,
+        {path: (work[k], config, fingerprint) for k, path in enumerate(paths)},
+        description="curate",
+        sizes={path: sum(f.text_bytes for f in work[k].files) for k, path in enumerate(paths)},
+    )
+
+
+def _publish(
+    config: CurationConfig, corpus: Corpus, summaries: Sequence[Path], output: Path
+) -> dict[str, Any]:
+    """Moves the shards to the output folder if not too much is dropped; returns the manifest."""
+    counts, shards = Counts(), list[dict[str, Any]]()
+    removed_lines, read_counts = Counter[str](), Counter[str]()
+    for unit, path in enumerate(summaries):
+        summary = read_json(path)
+        counts.add_json(summary["counts"])
+        removed_lines.update(summary["removed_lines"])
+        read_counts.update(summary["read_counts"])
+        shards.append(
+            {
+                "file": DOCUMENTS.format(shard_suffix(unit, corpus.num_units)),
+                "documents": summary["counts"]["retained_documents"],
+                "sha256": summary["sha256"],
+            }
+        )
+    manifest = {
+        "bert_jax": __version__,
+        "packages": package_versions(config),
+        "counts": counts.to_json(),
+        "removed_lines": dict(sorted(removed_lines.items())),
+        "read_counts": _top_counts(read_counts),
+        "shards": shards,
+    }
+    _check_dropped(config, manifest)
+    for unit in range(corpus.num_units):
+        for pattern in (DOCUMENTS, LEDGER):
+            name = pattern.format(shard_suffix(unit, corpus.num_units))
+            # A run that was stopped here has moved some files already.
+            if (corpus.folder / name).exists():
+                (corpus.folder / name).replace(output / name)
+    for path in corpus.output_folder.glob("*"):
+        path.replace(output / path.name)
+    return manifest
+
+
+def _top_counts(counts: Counter[str]) -> dict[str, int]:
+    """Returns the counts that the manifest has: a large wiki has 100,000 names of templates."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return dict(sorted(ranked[:MAX_READ_COUNTS]))
+
+
+def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
+    """Raises an error if more than `max_dropped` of the characters were dropped."""
+    counts = manifest["counts"]
+    dropped = 1 - counts["retained_characters"] / max(counts["characters"], 1)
+    if counts["retained_documents"] and dropped <= config.max_dropped:
+        return
+    reasons = sum(map(Counter, counts["dropped"].values()), Counter[str]())
+    lines = Counter[str](manifest["removed_lines"])
+    frequent = f"most documents were dropped by: {_describe_counts(reasons)}"
+    if lines:
+        frequent += f"; most lines were removed by: {_describe_counts(lines)}"
+    if not counts["retained_documents"]:
+        raise UserError(
+            f"no document is left; {frequent}. Relax or remove these rules or steps in the recipe, "
+            "and choose another --output"
+        )
+    raise UserError(
+        f"{dropped:.1%} of the characters would be dropped, more than max_dropped, which is "
+        f"{config.max_dropped:.1%}; {frequent}. Relax or remove these rules or steps in "
+        "the recipe and choose another --output, or raise max_dropped and run the command again: "
+        "finished work is reused"
+    )
+
+
+def _describe_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{reason} ({count:,})" for reason, count in counts.most_common(3))

@@ -1,0 +1,268 @@
+"""Drops equal documents, and lines that occur in many documents.
+
+Raffel et al. 2020, section 2.2, describe spans of three sentences; the code that made the data set
+removes single lines, and so does this module. A line is kept in one document, which does not
+depend on the order of the input: the one whose id has the smallest hash, in the source that is
+first. It is kept once there. The rules for documents are checked again for what remains.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from bert_jax.apps.curate.corpus import (
+    Corpus,
+    Decision,
+    Document,
+    document_number,
+    documents_of_unit,
+    hash_of_id,
+    index_of_document,
+)
+from bert_jax.apps.curate.duplicates.sorted_rows import (
+    group_starts,
+    key_ranges,
+    read_rows,
+    write_sorted_rows,
+)
+from bert_jax.apps.curate.workers import Workers
+
+TWIN = np.dtype([("document", "<u8"), ("twin", "<u8"), ("similarity", "<f8")])
+"""A dropped document and the one that is kept; the similarity is NaN if it is not computed."""
+
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8")])
+_CHUNK_DOCUMENTS = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactDuplicates:
+    """Drops documents that are equal but for case, white space and compatible characters.
+
+    The first one is kept, in the order of the input: sources by priority, then files by name.
+    """
+
+    REASON: ClassVar[str] = "duplicate document"
+
+    def decide(self, corpus: Corpus, workers: Workers) -> None:
+        """Writes the decisions about each work unit."""
+        units = range(corpus.num_units)
+        keys = [corpus.path("keys", unit) for unit in units]
+        workers.write_files(
+            _write_keys,
+            {path: (corpus, unit) for unit, path in enumerate(keys)},
+            description="duplicates: hash documents",
+        )
+        ranges = key_ranges(keys, _KEY)
+        twins = [corpus.path("twins", number) for number in range(len(ranges))]
+        workers.write_files(
+            _write_twins,
+            {path: (keys, *ranges[number]) for number, path in enumerate(twins)},
+            description="duplicates: compare",
+        )
+        workers.write_files(
+            write_twin_decisions,
+            {corpus.decisions_path(unit): (corpus, unit, twins, self.REASON) for unit in units},
+            description="duplicates: decide",
+        )
+
+
+def _write_keys(path: Path, corpus: Corpus, unit: int) -> None:
+    """Writes the match key of each document of a work unit."""
+
+    def chunks() -> Iterator[np.ndarray]:
+        rows: list[tuple[int, int, int]] = []
+        for document in corpus.documents(unit):
+            rows.append(_key_row(unit, document))
+            if len(rows) == _CHUNK_DOCUMENTS:
+                yield np.array(rows, _KEY)
+                rows.clear()
+        yield np.array(rows, _KEY)
+
+    write_sorted_rows(path, _KEY, chunks())
+
+
+def _key_row(unit: int, document: Document) -> tuple[int, int, int]:
+    key = document.match_key
+    return int(key[:16], 16), int(key[16:], 16), document_number(unit, document.index)
+
+
+def _write_twins(path: Path, keys: list[Path], first: int, last: int) -> None:
+    """Writes the documents in a range of keys that are not the first with their key."""
+    rows = read_rows(keys, _KEY, first, last)
+    starts = group_starts(rows[["high", "low"]])
+    repeated = np.flatnonzero(starts < np.arange(len(rows)))
+    twins = np.empty(len(repeated), TWIN)
+    twins["document"] = rows["document"][repeated]
+    twins["twin"] = rows["document"][starts[repeated]]
+    twins["similarity"] = np.nan
+    write_sorted_rows(path, TWIN, [twins])
+
+
+def write_twin_decisions(
+    path: Path, corpus: Corpus, unit: int, twin_files: Sequence[Path], reason: str
+) -> None:
+    """Writes the decisions about a work unit.
+
+    Args:
+      path: `corpus.decisions_path(unit)`.
+      twin_files: sorted rows of `TWIN`, with the documents of all units.
+      reason: why the documents are dropped.
+    """
+    assert path == corpus.decisions_path(unit)
+    rows = read_rows(twin_files, TWIN, *documents_of_unit(unit))
+    ids = corpus.read_ids(rows["twin"])
+    decisions = {
+        index_of_document(document): Decision(
+            reason=reason, value=None if np.isnan(similarity) else similarity, twin=ids[twin]
+        )
+        for document, twin, similarity in rows.tolist()
+    }
+    corpus.write_decisions(unit, decisions)
+
+
+_LINE_KEY = np.dtype([("key", "<u8"), ("rank", "<u8"), ("document", "<u8")])
+_REMOVED = np.dtype([("document", "<u8"), ("key", "<u8")])
+_RANK_BITS = 48
+
+# The key of each part of a text that is not blank, with the numbers of its lines.
+_Parts = Callable[[str], Iterator[tuple[int, range]]]
+
+
+def line_parts(text: str) -> Iterator[tuple[int, range]]:
+    """Yields (key, numbers) of the lines; lines are equal but for case and spaces at both ends."""
+    for number, line in enumerate(text.split("\n")):
+        if stripped := line.strip().lower():
+            yield _hash(stripped), range(number, number + 1)
+
+
+def paragraph_parts(text: str) -> Iterator[tuple[int, range]]:
+    """Yields (key, numbers) of the paragraphs, which blank lines separate."""
+    lines = [line.strip().lower() for line in text.split("\n")]
+    begin = 0
+    for end in [*(i for i, line in enumerate(lines) if not line), len(lines)]:
+        if begin < end:
+            yield _hash(" ".join(lines[begin:end])), range(begin, end)
+        begin = end + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedLines:
+    """Keeps each line in one document of the corpus only."""
+
+    REASON: ClassVar[str] = "repeated line"
+    PARTS: ClassVar[_Parts] = staticmethod(line_parts)
+
+    def decide(self, corpus: Corpus, workers: Workers) -> None:
+        """Writes the decisions about each work unit."""
+        units = range(corpus.num_units)
+        keys = [corpus.path("keys", unit) for unit in units]
+        repeated = [path.with_suffix(".repeated") for path in keys]
+        workers.write_files(
+            _write_line_keys,
+            {path: (corpus, unit, self, repeated[unit]) for unit, path in enumerate(keys)},
+            description=f"{self.REASON}s: hash",
+        )
+        ranges = key_ranges(keys, _LINE_KEY)
+        removed = [corpus.path("removed", number) for number in range(len(ranges))]
+        workers.write_files(
+            _write_removed,
+            {path: (keys, *ranges[number]) for number, path in enumerate(removed)},
+            description=f"{self.REASON}s: compare",
+        )
+        workers.write_files(
+            _write_decisions,
+            {
+                corpus.decisions_path(unit): (corpus, unit, self, removed, repeated[unit])
+                for unit in units
+            },
+            description=f"{self.REASON}s: remove",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedParagraphs(RepeatedLines):
+    """Keeps each paragraph in one document of the corpus only; blank lines separate paragraphs."""
+
+    REASON: ClassVar[str] = "repeated paragraph"
+    PARTS: ClassVar[_Parts] = staticmethod(paragraph_parts)
+
+
+def _write_line_keys(
+    path: Path, corpus: Corpus, unit: int, config: RepeatedLines, repeated: Path
+) -> None:
+    """Writes the distinct keys of each document of a work unit.
+
+    Args:
+      repeated: path for the keys that a document contains several times.
+    """
+    repeated_rows: list[np.ndarray] = []
+
+    def chunks() -> Iterator[np.ndarray]:
+        for document in corpus.documents(unit):
+            found = np.array([key for key, _ in config.PARTS(document.text)], np.uint64)
+            keys, counts = np.unique(found, return_counts=True)
+            number = document_number(unit, document.index)
+            rows = np.empty(len(keys), _LINE_KEY)
+            rows["key"] = keys
+            rows["rank"] = _rank(corpus.priorities[unit], document.id)
+            rows["document"] = number
+            yield rows
+            several = keys[counts > 1]
+            inner = np.empty(len(several), _REMOVED)
+            inner["document"], inner["key"] = number, several
+            repeated_rows.append(inner)
+
+    # The file at `path` is the last that is written: a stopped run repeats both or none.
+    write_sorted_rows(path.with_suffix(".unfinished"), _LINE_KEY, chunks())
+    write_sorted_rows(repeated, _REMOVED, repeated_rows)
+    path.with_suffix(".unfinished").replace(path)
+
+
+def _rank(priority: int, document_id: str) -> int:
+    return priority << _RANK_BITS | hash_of_id(document_id) >> (64 - _RANK_BITS)
+
+
+def _write_removed(path: Path, keys: list[Path], first: int, last: int) -> None:
+    """Writes the keys in a range, for the documents that are not the best-ranked with the key."""
+    rows = read_rows(keys, _LINE_KEY, first, last)
+    removed = rows[group_starts(rows["key"]) < np.arange(len(rows))]
+    write_sorted_rows(path, _REMOVED, [removed[["document", "key"]].astype(_REMOVED)])
+
+
+def _write_decisions(
+    path: Path,
+    corpus: Corpus,
+    unit: int,
+    config: RepeatedLines,
+    removed: list[Path],
+    repeated: Path,
+) -> None:
+    """Writes which lines of the documents of a work unit are removed."""
+    assert path == corpus.decisions_path(unit)
+    in_others = read_rows(removed, _REMOVED, *documents_of_unit(unit))
+    in_itself = read_rows([repeated], _REMOVED)
+    edited = np.union1d(in_others["document"], in_itself["document"])
+    documents = set(map(index_of_document, edited.tolist()))
+    decisions: dict[int, Decision] = {}
+    for document in corpus.documents(unit) if documents else ():
+        if document.index not in documents:
+            continue
+        number = np.uint64(document_number(unit, document.index))
+        begin, end = np.searchsorted(in_others["document"], [number, number + np.uint64(1)])
+        seen = set(in_others["key"][begin:end].tolist())
+        lines: list[int] = []
+        for key, numbers in config.PARTS(document.text):
+            if key in seen:
+                lines.extend(numbers)
+            seen.add(key)
+        decisions[document.index] = corpus.edit(document, lines, config.REASON)
+    corpus.write_decisions(unit, decisions)
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

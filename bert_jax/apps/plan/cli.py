@@ -1,0 +1,217 @@
+"""Runs `bert-jax plan`: estimates memory, time and cost of a run on TPU slices."""
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bert_jax.cli.arguments.recipe import add_recipe_arguments
+from bert_jax.errors import ConfigError
+from bert_jax.parallel.tpu_slices import Slice, all_slices, find_slice
+
+if TYPE_CHECKING:
+    from bert_jax.apps.plan.estimate import RunPlan
+    from bert_jax.apps.plan.xla.compile_report import CompiledEstimate
+    from bert_jax.config.experiment import Experiment
+
+logger = logging.getLogger(__name__)
+
+HELP = "estimate memory, hours and cost of a run on a TPU slice, without data or a TPU"
+
+_EPILOG = """examples:
+  bert-jax plan bert --arg size=base --slice v5e-16
+  bert-jax plan bert --arg size=large batch_size=1024 --slice all16
+  bert-jax plan multi_task --slice v6e-4 \\
+      --arg model=exported glue_dir=glue_data conll=conll2003
+
+A corpus that the recipe needs (corpus=, heldout=) may be omitted or remote (@data/wiki, gs://...);
+the plan only needs its vocabulary size. Labeled data is read, to know the lengths of its sequences.
+The hours are given as two bounds: the lower counts compute only, at the assumed fraction of the
+peak FLOP/s; the upper adds communication and optimizer time without any overlap.
+
+Exit codes: 0 the run fits on at least one of the slices; 1 it fits on none; 2 wrong usage, or the
+slice cannot divide the batch or mesh.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds CONFIG, --arg, --set, --slice, --mfu, --vocab-size, --compile and --json."""
+    add_recipe_arguments(parser)
+    parser.add_argument(
+        "--slice",
+        dest="slices",
+        metavar="NAME",
+        nargs="+",
+        required=True,
+        help="TPU slices to compare, such as v5e-16; all16: all of 16 chips; all: every slice",
+    )
+    parser.add_argument(
+        "--mfu",
+        type=float,
+        default=0.4,
+        metavar="FRACTION",
+        help="assumed fraction of the peak FLOP/s (default: 0.4)",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        default=30522,
+        metavar="N",
+        help="vocabulary size of an omitted corpus (default: 30522, as in BERT)",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compilation of each phase's step for each slice with libtpu (pip install "
+        "'bert_jax[tpu]'); takes minutes each, and is cached in ~/.cache/bert_jax/plan",
+    )
+    parser.add_argument(
+        "--largest-batch",
+        action="store_true",
+        help="with --compile: search for the largest batch of each phase that fits, by bisection, "
+        "with one compilation for each trial",
+    )
+    parser.add_argument("--json", action="store_true", help="output as JSON")
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan; returns 0 if the run fits on one of the slices, else 1."""
+    slices = _resolve_slices(args.slices)
+    if args.largest_batch and not args.compile:
+        raise ConfigError("--largest-batch needs --compile")
+
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # planning must not occupy a TPU of this machine
+    from bert_jax.apps.plan import table
+    from bert_jax.apps.plan.estimate import RunPlan
+    from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+    from bert_jax.apps.plan.plan_json import plan_to_json
+    from bert_jax.apps.plan.suggestions import suggest
+    from bert_jax.apps.plan.xla.compile_phase import compiler_versions
+    from bert_jax.apps.plan.xla.compile_table import describe_compiled
+    from bert_jax.parallel.tpu_slices import prices_as_of
+
+    experiment, missing_corpora = planned_experiment(
+        args.config, args.arguments, args.overrides, args.vocab_size
+    )
+    planned = _plan_slices(experiment, slices, args.mfu)
+    plans = [plan for _, plan in planned if isinstance(plan, RunPlan)]
+    suggestions = {
+        plan.tpu_slice.name: suggest(plan) for plan in plans if not plan.fits and len(slices) == 1
+    }
+    compiled = _compile_plans(plans) if args.compile else {}
+    largest_batches = _find_largest_batches(plans) if args.largest_batch else {}
+    if args.json:
+        slice_entries = [
+            plan_to_json(
+                plan,
+                suggestions.get(slice_.name, ()),
+                compiled.get(slice_.name, ()),
+                largest_batches.get(slice_.name, ()),
+            )
+            if isinstance(plan, RunPlan)
+            else {"slice": slice_.name, "error": plan}
+            for slice_, plan in planned
+        ]
+        content = {"name": experiment.name, "prices_as_of": prices_as_of(), "slices": slice_entries}
+        print(json.dumps({**content, "placeholder_corpora": list(missing_corpora)}, indent=2))
+    else:
+        if missing_corpora:
+            names = " and ".join(missing_corpora)
+            print(f"{names} not found: assuming a vocabulary size of {args.vocab_size:,}\n")
+        if len(slices) == 1:
+            print(table.describe_plan(plans[0], suggestions.get(slices[0].name, ())))
+        else:
+            print(table.compare_plans(planned))
+        print(table.assumptions(args.mfu))
+        for plan in plans if args.compile else ():
+            name = plan.tpu_slice.name
+            report = describe_compiled(
+                plan, compiled[name], compiler_versions(), largest_batches.get(name, ())
+            )
+            print(f"\n{report}", end="")
+    return 0 if any(_fits(plan, compiled) for plan in plans) else 1
+
+
+def _plan_slices(
+    experiment: "Experiment", slices: Sequence[Slice], mfu: float
+) -> list[tuple[Slice, "RunPlan | str"]]:
+    """Plans each slice; for one that is impossible, returns the reason; a single one raises."""
+    from bert_jax.apps.plan.estimate import make_plan
+    from bert_jax.apps.plan.inputs import make_inputs
+
+    inputs = make_inputs(experiment)
+    planned: list[tuple[Slice, RunPlan | str]] = []
+    for slice_ in slices:
+        try:
+            planned.append((slice_, make_plan(experiment, slice_, mfu=mfu, inputs=inputs)))
+        except ConfigError as error:
+            if len(slices) == 1:
+                raise
+            planned.append((slice_, str(error)))
+    return planned
+
+
+def _compile_plans(plans: Sequence["RunPlan"]) -> dict[str, list["CompiledEstimate"]]:
+    """Compiles every phase for every slice; progress goes to standard error."""
+    from bert_jax.apps.plan.xla.compile_phase import compile_phase
+    from bert_jax.apps.plan.xla.count_flops import check_formula
+    from bert_jax.config.tuning import CachedFeatures
+
+    # The formula does not depend on the slice. With cached features the encoder does not run.
+    for phase in plans[0].phases if plans else ():
+        experiment = plans[0].experiment
+        if not isinstance(experiment.train.tuning.features, CachedFeatures):
+            check_formula(experiment.objective, phase.inputs)
+    by_slice: dict[str, list[CompiledEstimate]] = {}
+    for plan in plans:
+        for index, phase in enumerate(plan.phases):
+            label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
+            logger.info("compiling for %s; this takes minutes ...", label)
+            start = time.monotonic()
+            compiled_phase = compile_phase(plan.experiment, phase.inputs, index, plan.tpu_slice)
+            logger.info("compiled for %s in %.0f s", label, time.monotonic() - start)
+            by_slice.setdefault(plan.tpu_slice.name, []).append(compiled_phase)
+    return by_slice
+
+
+def _find_largest_batches(plans: Sequence["RunPlan"]) -> dict[str, list[int]]:
+    """Finds the largest batch of every phase for every slice."""
+    from bert_jax.apps.plan.xla.largest_batch import largest_batch
+
+    by_slice: dict[str, list[int]] = {}
+    for plan in plans:
+        for index, phase in enumerate(plan.phases):
+            label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
+            logger.info("%s: searching for the largest batch ...", label)
+            batch_size = largest_batch(
+                plan.experiment, phase.inputs, index, plan.tpu_slice, plan.usable_bytes
+            )
+            by_slice.setdefault(plan.tpu_slice.name, []).append(batch_size)
+    return by_slice
+
+
+def _fits(plan: "RunPlan", compiled: dict[str, list["CompiledEstimate"]]) -> bool:
+    """Returns whether the plan fits: by the compiled programs if available, else by the formula."""
+    by_slice = compiled.get(plan.tpu_slice.name)
+    return (
+        plan.fits
+        if by_slice is None
+        else all(compiled_phase.fits(plan.usable_bytes) for compiled_phase in by_slice)
+    )
+
+
+def _resolve_slices(names: Sequence[str]) -> list[Slice]:
+    """Returns the slices of these names, without duplicates; expands "all16" and "all"."""
+    by_slice: dict[str, Slice] = {}
+    for name in names:
+        if name in ("all", "all16"):
+            by_slice |= {k: v for k, v in all_slices().items() if name == "all" or v.chips == 16}
+        else:
+            slice_ = find_slice(name)
+            by_slice[slice_.name] = slice_
+    return list(by_slice.values())

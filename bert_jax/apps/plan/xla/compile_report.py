@@ -1,0 +1,185 @@
+"""Estimates memory and time of a compiled train step on a TPU slice from the compiler's report.
+
+The program is compiled for a TPU, but never run on one. There are two estimates of the time, with
+different errors:
+
+- By schedule: the compiler's estimated cycles of each operation times its loop trip count. For
+  attention kernels it counts the scheduled bundles (`kernel_schedule.py`). For random bits and
+  operations without an estimate it takes the bytes of their results over the HBM bandwidth.
+- By roofline: the minimal time of each operation given its FLOPs and bytes (XLA's
+  `optimal_seconds`), likewise for kernels. XLA counts copies to and from on-chip memory several
+  times, which is corrected (`COPY_OVERCOUNT`), and the body of a loop once. The estimate is
+  therefore only valid for unrolled layers without gradient accumulation.
+
+Both add the time of the collectives without overlap: their bytes over the links of a corner chip
+(`timing.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.apps.plan.timing import link_axes
+from bert_jax.apps.plan.xla.hlo import read_costs
+from bert_jax.parallel.tpu_slices import Slice
+
+COPY_OVERCOUNT = {"copy": 4, "slice": 3}
+"""How many times XLA's `optimal_seconds` counts the bytes of a copy to or from on-chip memory."""
+# Longer times may include a whole second that is only a marker; see `optimal_seconds`.
+_MAX_ROOFLINE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledEstimate:
+    """Holds the compiler's estimates for one phase on one slice; times are seconds per step.
+
+    Attributes:
+      out_of_memory: the compiler's message if the program does not fit, else None. The other
+        attributes are valid only if it is None.
+      peak_bytes: the peak memory of one device.
+      schedule_seconds: the time of the operations by schedule.
+      roofline_seconds: the time of the operations by roofline; None if the program has loops or the
+        step is too long for this estimate.
+      kernel_seconds: the part of `schedule_seconds` spent in kernels.
+      collective_seconds: the time of the collectives.
+      collectives: {kind: [number of runs, bytes of their results]}.
+      flops_per_device: the model FLOPs of one device by formula, used to compute the MFU.
+      device_peak_flops: the peak FLOP/s of one device.
+    """
+
+    out_of_memory: str | None
+    peak_bytes: int = 0
+    schedule_seconds: float = 0.0
+    roofline_seconds: float | None = None
+    kernel_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    collectives: dict[str, list[float]] | None = None
+    flops_per_device: float = 0.0
+    device_peak_flops: float = 1.0
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of a whole step, with collectives, by each available estimate."""
+        if self.out_of_memory is not None:
+            return {}
+        estimates = {"schedule": self.schedule_seconds, "roofline": self.roofline_seconds}
+        return {
+            name: estimated_seconds + self.collective_seconds
+            for name, estimated_seconds in estimates.items()
+            if estimated_seconds is not None
+        }
+
+    @property
+    def mfu(self) -> dict[str, float]:
+        """Returns the model FLOPs utilization by each available estimate."""
+        return {
+            name: self.flops_per_device / (estimated_seconds * self.device_peak_flops)
+            for name, estimated_seconds in self.seconds.items()
+        }
+
+    def fits(self, usable_bytes: int) -> bool:
+        """Returns whether the program fits in `usable_bytes` of a device."""
+        return self.out_of_memory is None and self.peak_bytes <= usable_bytes
+
+
+def estimate_compiled(
+    report: Mapping[str, Any],
+    tpu_slice: Slice,
+    flops: float,
+    *,
+    attention_kernel_seconds: tuple[float, float] = (0.0, 0.0),
+) -> CompiledEstimate:
+    """Estimates times from the report of `compile_worker.compile_report`.
+
+    Args:
+      report: the compiler's report.
+      tpu_slice: the slice that the program was compiled for.
+      flops: the model FLOPs of a step over all devices.
+      attention_kernel_seconds: seconds of the attention kernels on one device, by schedule and by
+        roofline; XLA has no estimate for kernels.
+
+    Raises:
+      UserError: the trip count of a loop is unknown.
+    """
+    if report["out_of_memory"] is not None:
+        return CompiledEstimate(out_of_memory=report["out_of_memory"])
+    generation, costs = tpu_slice.generation, read_costs(report["text"])
+    bandwidth = generation.device_bandwidth
+    uncosted_bytes = costs.random_bytes + sum(size for _, size in costs.unknown.values())
+    schedule_seconds = (
+        costs.cycles / generation.clock_hz
+        + uncosted_bytes / bandwidth
+        + attention_kernel_seconds[0]
+    )
+    overcounted_bytes = sum(
+        (COPY_OVERCOUNT[kind] - 1) * size for kind, (_, size) in costs.copies.items()
+    )
+    roofline_seconds = (
+        optimal_seconds(report["optimal_seconds"])
+        - overcounted_bytes / bandwidth
+        + attention_kernel_seconds[1]
+    )
+    collectives: dict[str, list[float]] = {}
+    for (kind, _), row in costs.collectives.items():
+        collectives[kind] = [a + b for a, b in zip(collectives.get(kind, [0, 0]), row, strict=True)]
+    return CompiledEstimate(
+        out_of_memory=None,
+        peak_bytes=report["peak_bytes"],
+        schedule_seconds=schedule_seconds,
+        roofline_seconds=None
+        if costs.num_loops or schedule_seconds > _MAX_ROOFLINE_SECONDS
+        else roofline_seconds,
+        kernel_seconds=attention_kernel_seconds[0],
+        collective_seconds=collective_seconds(costs.collectives, tpu_slice),
+        collectives=collectives,
+        flops_per_device=flops / tpu_slice.devices,
+        device_peak_flops=generation.device_flops,
+    )
+
+
+def optimal_seconds(reported_seconds: float) -> float:
+    """Returns the fractional part of the `optimal_seconds` of a program's cost analysis.
+
+    XLA subtracts a whole second for every operation of unknown cost, so only the fraction has a
+    meaning.
+    """
+    return reported_seconds - math.floor(reported_seconds)
+
+
+def collective_seconds(
+    collectives: Mapping[tuple[str, tuple[int, ...]], list[float]], tpu_slice: Slice
+) -> float:
+    """Returns the seconds of all collectives without overlap, over the links of a corner chip.
+
+    Devices of one chip exchange data for free. If they belong to different replica groups, they
+    share the chip's links.
+
+    Args:
+      collectives: the collectives as in `hlo.HloCosts`.
+      tpu_slice: the slice that the program was compiled for.
+    """
+    devices_per_chip = tpu_slice.generation.devices_per_chip
+    link_bytes = 0.0
+    for (kind, group), (_, size) in collectives.items():
+        devices = group or tuple(range(tpu_slice.devices))
+        chips = len({device // devices_per_chip for device in devices})
+        groups_per_chip = devices_per_chip * chips / len(devices)
+        link_bytes += (
+            groups_per_chip * size * _link_bytes_per_result_byte(kind, chips, len(devices))
+        )
+    return link_bytes / (link_axes(tpu_slice) * tpu_slice.generation.link_bytes_per_second)
+
+
+def _link_bytes_per_result_byte(kind: str, chips: int, devices: int) -> float:
+    """Returns the minimal bytes that leave a chip per byte of the collective's result."""
+    fraction = (chips - 1) / chips
+    match kind:
+        case "all-reduce":
+            return 2 * fraction
+        case "reduce-scatter":  # the result is one device's shard
+            return fraction * devices
+        case "collective-permute":
+            return float(chips > 1)
+        case _:
+            return fraction

@@ -1,0 +1,71 @@
+"""Runs `bert-jax search index`: embeds a collection of texts and writes an index folder."""
+
+import argparse
+from pathlib import Path
+
+from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
+from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument
+
+HELP = "embed a collection of texts for search"
+
+_EPILOG = f"""examples:
+  bert-jax search index exported --file 'books/*.txt' --output index
+  bert-jax search index exported --file corpus.jsonl --output index --approximate
+
+{MODEL_WITHOUT_HEAD}
+The prompts "query" and "document" (or "passage", "corpus") of a model are used if it has them.
+
+A .jsonl file has an object with "text" on each line, and optionally "_id" (or "id") and "title",
+which is put in front of the text. Other files have a text on each line, whose id is "FILE:LINE".
+Run the same command again after an interruption: it continues with the vectors that were saved.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL, --file, --output, --pooling, --approximate and the encoding of the files."""
+    add_model_argument(parser)
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        nargs="+",
+        required=True,
+        help=".txt or .jsonl files, plain or compressed (.gz, .bz2, .zst), or glob patterns",
+    )
+    parser.add_argument("--output", metavar="INDEX", required=True, help="folder of the index")
+    add_pooling_argument(parser)
+    parser.add_argument(
+        "--approximate",
+        action="store_true",
+        help="a graph for approximate search as well, for millions of texts (needs usearch)",
+    )
+    parser.add_argument(
+        "--encoding", default="utf-8", help="encoding of the texts (default: utf-8)"
+    )
+    parser.add_argument(
+        "--errors",
+        choices=("strict", "replace", "ignore"),
+        default="strict",
+        help="treatment of bytes that are not valid text (default: strict, which is an error)",
+    )
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes the index and prints its size."""
+    from bert_jax.apps.search.documents import read_collection
+    from bert_jax.apps.search.encoder import EmbedderEncoder
+    from bert_jax.apps.search.index import build_index
+    from bert_jax.io.atomic_io import check_new_folder
+    from bert_jax.pretrained.load import load_model
+
+    output = Path(args.output)
+    check_new_folder(output)  # before the model is read, which takes longer
+    documents = read_collection(args.file, encoding=args.encoding, errors=args.errors)
+    encoder = EmbedderEncoder(load_model(args.model), pooling=args.pooling)
+    index = build_index(output, documents, encoder, approximate=args.approximate)
+    print(f"{output}: {len(index):,} texts, vectors of width {index.info.width}")
+    if encoder.num_truncated:
+        print(
+            f"{encoder.num_truncated:,} texts were truncated to {encoder.max_length} tokens; split "
+            "long texts, so that all of their words can be found"
+        )

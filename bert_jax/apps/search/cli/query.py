@@ -1,0 +1,117 @@
+"""Runs `bert-jax search query`: prints the texts of an index that fit a query best."""
+
+import argparse
+import json
+import textwrap
+from typing import TYPE_CHECKING
+
+from bert_jax.cli.arguments.sentence_encoder import add_rerank_arguments
+from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
+
+if TYPE_CHECKING:
+    from bert_jax.apps.search.index import Hit, Method
+
+HELP = "find the texts of an index that fit a query"
+
+_EPILOG = """examples:
+  bert-jax search query index "Who repairs the nets?"
+  bert-jax search query index --file questions.txt --method hybrid --json > found.jsonl
+  bert-jax search query index "Who repairs the nets?" --rerank runs/cross-encoder
+
+INDEX is a folder that `bert-jax search index` wrote. Methods:
+  dense        cosine of the vectors, compared with all texts
+  approximate  the same through a graph, which finds most of them (search index --approximate)
+  bm25         the words that query and text share; reads no model
+  hybrid       dense and bm25, combined by their ranks
+With --rerank, a cross-encoder orders the best --candidates texts again. With --json, each query is
+one line: {"query", "hits": [{"id", "score", "text"}]}.
+"""
+
+_DEFAULT_TOP_K = 10
+_TEXT_WIDTH, _MAX_TEXT_LINES = 100, 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds INDEX, the queries, --top-k, --method, --rerank, --candidates, --model and --json."""
+    parser.add_argument("index", metavar="INDEX", help="folder of the index")
+    add_text_arguments(parser)
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help=f"texts for each query (default: {_DEFAULT_TOP_K}, or all if there are fewer)",
+    )
+    parser.add_argument(
+        "--method",
+        choices=("dense", "approximate", "bm25", "hybrid"),
+        default="dense",
+        help="way of ranking (default: dense)",
+    )
+    add_rerank_arguments(parser)
+    parser.add_argument(
+        "--model", metavar="MODEL", help="copy of the index's model (default: its path in INDEX)"
+    )
+    parser.add_argument("--json", action="store_true", help="output as JSON lines")
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the texts for each query, in order."""
+    from bert_jax.apps.search.encoder import EmbedderEncoder
+    from bert_jax.apps.search.index import Lexical, SearchIndex, rerank_hits
+    from bert_jax.apps.search.nearest import check_top_k
+    from bert_jax.predict.reranker import Reranker
+    from bert_jax.pretrained.load import load_model
+
+    index = SearchIndex(args.index)
+    method = _method(args.method)
+    top_k = min(_DEFAULT_TOP_K, len(index)) if args.top_k is None else args.top_k
+    check_top_k(top_k, len(index))
+    encoder = None
+    if not isinstance(method, Lexical):
+        model = load_model(args.model or index.info.model)
+        encoder = EmbedderEncoder(model, pooling=index.info.pooling)
+        index.check_encoder(encoder)
+    reranker = Reranker(load_model(args.rerank)) if args.rerank else None
+    for queries in text_groups(args):
+        if reranker is None:
+            found = index.search(encoder, queries, top_k, method)
+        else:
+            num_candidates = min(max(args.candidates, top_k), len(index))
+            candidates = index.search(encoder, queries, num_candidates, method)
+            found = rerank_hits(reranker, queries, candidates, top_k)
+        for query, hits in zip(queries, found, strict=True):
+            print(_to_json(query, hits) if args.json else _to_text(query, hits), flush=True)
+
+
+def _method(name: str) -> "Method":
+    from bert_jax.apps.search.index import ApproximateDense, Dense, Hybrid, Lexical
+
+    methods: dict[str, Method] = {
+        "dense": Dense(),
+        "approximate": ApproximateDense(),
+        "bm25": Lexical(),
+        "hybrid": Hybrid(),
+    }
+    return methods[name]
+
+
+def _to_json(query: str, hits: "list[Hit]") -> str:
+    found = [{"id": hit.document.id, "score": hit.score, "text": hit.document.text} for hit in hits]
+    return json.dumps({"query": query, "hits": found}, ensure_ascii=False)
+
+
+def _to_text(query: str, hits: "list[Hit]") -> str:
+    """Formats hits for a reader: rank, score, id, and the beginning of the text."""
+    lines = [f"{query}"]
+    for rank, hit in enumerate(hits, start=1):
+        lines.append(f"{rank:4}. {hit.score:8.4f}  {hit.document.id}")
+        lines += textwrap.wrap(
+            hit.document.text,
+            _TEXT_WIDTH,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
+            max_lines=_MAX_TEXT_LINES,
+            placeholder=" ...",
+        )
+    return "\n".join(lines) + "\n"

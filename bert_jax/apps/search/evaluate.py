@@ -1,0 +1,129 @@
+"""Evaluates retrieval: BM25, a sentence encoder, both fused, and a cross-encoder that reranks."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.apps.search.documents import RetrievalSet
+from bert_jax.apps.search.encoder import TextEncoder
+from bert_jax.apps.search.nearest import NO_ROW, Bm25, Neighbors, exact_neighbors, fuse_ranks
+from bert_jax.predict.reranker import Reranker
+from bert_jax.tasks.metrics.retrieval import retrieval_metrics
+
+DEPTH = 100
+"""Documents of a query that are retrieved, evaluated and fused."""
+_GROUP_SIZE = 1024
+
+Metrics = dict[str, float]
+"""Name of a metric -> mean over the queries; see `RETRIEVAL_METRICS`."""
+
+
+def evaluate_retrieval(
+    retrieval_set: RetrievalSet,
+    encoder: TextEncoder | None = None,
+    reranker: Reranker | None = None,
+    *,
+    num_candidates: int = DEPTH,
+) -> dict[str, Metrics]:
+    """Computes the metrics of each way of ranking.
+
+    Args:
+      encoder: None to evaluate BM25 alone.
+      reranker: scores the best documents of the encoder, or of BM25 without an encoder.
+      num_candidates: documents of a query that are reranked.
+
+    Returns:
+      "bm25" and, as far as there are models, "dense", "hybrid" and "reranked", in this order.
+
+    Raises:
+      UserError: a vector is not finite.
+      MissingExtraError: bm25s is not installed.
+    """
+    texts = [document.text for document in retrieval_set.documents]
+    queries = list(retrieval_set.queries.values())
+    # One more than is evaluated, because the document of the query itself may be left out.
+    depth = min(DEPTH + 1, len(texts))
+    found = {"bm25": _results(retrieval_set, Bm25(texts).search(queries, depth))}
+    best = "bm25"
+    if encoder is not None:
+        documents_ND = _encode(encoder.encode_documents, texts, "documents")
+        queries_QD = _encode(encoder.encode_queries, queries, "queries")
+        dense = exact_neighbors(queries_QD, documents_ND, depth)
+        found["dense"] = _results(retrieval_set, dense)
+        found["hybrid"] = fuse_ranks([found["dense"], found["bm25"]], DEPTH)
+        best = "dense"
+    if reranker is not None:
+        candidates = found[best].rows[:, :num_candidates]
+        found["reranked"] = _rerank(reranker, queries, texts, candidates)
+    return {
+        name: retrieval_metrics(retrieval_set.relevance, _to_run(retrieval_set, neighbors))
+        for name, neighbors in found.items()
+    }
+
+
+def sample_queries(retrieval_set: RetrievalSet, num_queries: int, seed: int = 0) -> RetrievalSet:
+    """Returns a set with at most `num_queries` random queries and all documents."""
+    if num_queries >= len(retrieval_set.queries):
+        return retrieval_set
+    names = sorted(retrieval_set.queries)
+    chosen = np.random.default_rng(seed).choice(len(names), num_queries, replace=False)
+    queries = {names[i]: retrieval_set.queries[names[i]] for i in sorted(chosen.tolist())}
+    relevance = {name: retrieval_set.relevance[name] for name in queries}
+    return dataclasses.replace(retrieval_set, queries=queries, relevance=relevance)
+
+
+def _encode(
+    encode: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str], description: str
+) -> np.ndarray:
+    groups = []
+    with tqdm(desc=description, total=len(texts), unit=" texts", disable=None) as bar:
+        for start in range(0, len(texts), _GROUP_SIZE):
+            groups.append(encode(texts[start : start + _GROUP_SIZE]))
+            bar.update(len(groups[-1]))
+    return np.concatenate(groups)
+
+
+def _results(retrieval_set: RetrievalSet, found: Neighbors) -> Neighbors:
+    """Returns the first `DEPTH` results of each query, without the query's own document."""
+    row_of_id: dict[str, int] = {}
+    if retrieval_set.ignores_own_document:
+        row_of_id = {document.id: row for row, document in enumerate(retrieval_set.documents)}
+    own = np.array([row_of_id.get(query, NO_ROW) for query in retrieval_set.queries], np.int64)
+    left_out = (found.rows == own[:, None]) | (found.rows == NO_ROW)
+    order = np.argsort(left_out, axis=1, kind="stable")[:, :DEPTH]
+    rows = np.where(left_out, NO_ROW, found.rows)
+    scores = np.where(left_out, 0, found.scores)
+    return Neighbors(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
+
+
+def _rerank(
+    reranker: Reranker, queries: Sequence[str], texts: Sequence[str], candidates_QK: np.ndarray
+) -> Neighbors:
+    # Documents without text, which a cross-encoder cannot read, come last.
+    has_text_N = np.array([bool(text.strip()) for text in texts])
+    is_scored_QK = (candidates_QK != NO_ROW) & has_text_N[candidates_QK]
+    pairs: list[tuple[str, str]] = [
+        (queries[query], str(texts[candidates_QK[query, rank]]))
+        for query, rank in np.argwhere(is_scored_QK).tolist()
+    ]
+    scores_QK = np.full(candidates_QK.shape, -np.inf)
+    with tqdm(desc="reranking", total=len(pairs), unit=" pairs", disable=None) as bar:
+        scores_QK[is_scored_QK] = reranker.score_pairs(pairs, bar.update)
+    order = np.argsort(-scores_QK, axis=1, kind="stable")
+    return Neighbors(
+        np.take_along_axis(candidates_QK, order, 1), np.take_along_axis(scores_QK, order, 1)
+    )
+
+
+def _to_run(retrieval_set: RetrievalSet, found: Neighbors) -> dict[str, dict[str, float]]:
+    ids = [document.id for document in retrieval_set.documents]
+    return {
+        query: {
+            ids[row]: score
+            for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
+            if row != NO_ROW
+        }
+        for query, rows, scores in zip(retrieval_set.queries, found.rows, found.scores, strict=True)
+    }

@@ -1,0 +1,271 @@
+"""Answers requests: one function for each route, from the JSON of a request to that of an answer.
+
+The shapes are those of text-embeddings-inference (TEI), of Cohere (/rerank with `documents`) and of
+transformers' pipelines (/tag, /answer, /fill_mask).
+"""
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.apps.serve import requests as types
+from bert_jax.apps.serve.request_error import RequestError
+from bert_jax.apps.serve.requests import predict_inputs, require_nonempty, text_inputs
+from bert_jax.apps.serve.served_models import Ability, ServedModel
+from bert_jax.apps.serve.server_state import ServerState, Timings
+from bert_jax.apps.serve.services.embedding import vectors_to_json
+from bert_jax.apps.serve.services.task import TaskService, label_scores, relevance
+from bert_jax.version import __version__
+
+
+@dataclass
+class Call:
+    """Holds one request.
+
+    Attributes:
+      state: the server.
+      model_name: the model that a header names; the field `model` has precedence.
+      adapter: the adapter that a header names.
+      timings: filled while the request is computed.
+      num_inputs: number of texts, for the metrics.
+      is_batch: whether the request has a list of inputs.
+    """
+
+    state: ServerState
+    model_name: str | None
+    adapter: str | None
+    timings: Timings
+    num_inputs: int = 1
+    is_batch: bool = False
+
+    def find(self, ability: Ability, model: str | None) -> ServedModel:
+        """Returns the model that a request names, which must have an ability."""
+        models = self.state.models
+        name = model or self.model_name
+        if self.adapter is not None:
+            base = models.named(name).name
+            name = base if base.endswith(f":{self.adapter}") else f"{base}:{self.adapter}"
+        return models.with_ability(ability, name)
+
+    def count(self, number: int, *, is_batch: bool, name: str = "inputs") -> None:
+        """Records the number of inputs.
+
+        Raises:
+          RequestError: there are too many.
+        """
+        self.num_inputs, self.is_batch = number, is_batch
+        limit = self.state.config.max_inputs
+        if number > limit:
+            message = f"`{name}` has {number:,} texts; expected at most {limit:,}, so send several"
+            raise RequestError("validation", f"{message} requests", name)
+
+    async def compute(self, make_work: Any) -> Any:
+        """Computes the work that a function makes; see `ServerState.compute`."""
+        return await self.state.compute(make_work, self.timings)
+
+
+def _keeps_end(request: types.TruncationRequest | types.SimilarityParameters) -> bool:
+    return request.truncation_direction.lower() == "left"
+
+
+async def embed(call: Call, request: types.EmbedRequest) -> Any:
+    """Returns a vector for each text."""
+    items = text_inputs(request.inputs)
+    call.count(len(items), is_batch=isinstance(request.inputs, list))
+    service = call.find("embed", request.model).embedding
+    assert service is not None  # by its ability
+    return await call.compute(
+        lambda: vectors_to_json(
+            service.embed(
+                items,
+                truncate=request.truncate is not False,
+                keep_end=_keeps_end(request),
+                prompt_name=request.prompt_name,
+                normalize=request.normalize,
+                dimensions=request.dimensions,
+            )
+        )
+    )
+
+
+async def embed_all(call: Call, request: types.EmbedAllRequest) -> Any:
+    """Returns a vector for each token of each text."""
+    items = text_inputs(request.inputs)
+    call.count(len(items), is_batch=isinstance(request.inputs, list))
+    service = call.find("embed", request.model).embedding
+    assert service is not None
+    states = await call.compute(
+        lambda: service.embed_all(
+            items,
+            truncate=request.truncate is not False,
+            keep_end=_keeps_end(request),
+            prompt_name=request.prompt_name,
+        )
+    )
+    return states
+
+
+async def similarity(call: Call, request: types.SimilarityRequest) -> Any:
+    """Returns the cosine similarity of a sentence to each of others."""
+    texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    require_nonempty(texts[:1], "inputs.source_sentence")
+    require_nonempty(texts[1:], "inputs.sentences")
+    call.count(len(texts), is_batch=True, name="inputs.sentences")
+    parameters = request.parameters or types.SimilarityParameters()
+    service = call.find("embed", request.model).embedding
+    assert service is not None
+    vectors = await call.compute(
+        lambda: service.embed(
+            list(texts),
+            truncate=parameters.truncate is not False,
+            keep_end=_keeps_end(parameters),
+            prompt_name=parameters.prompt_name,
+        )
+    )
+    return (vectors[1:] @ vectors[0]).tolist()
+
+
+async def predict(call: Call, request: types.PredictRequest) -> Any:
+    """Returns the labels of texts or pairs with their scores, the highest first."""
+    inputs, is_batch = predict_inputs(request.inputs)
+    call.count(len(inputs), is_batch=is_batch)
+    service = _task(call.find("predict", request.model))
+    values = await call.compute(
+        lambda: service.predict(
+            inputs, truncate=request.truncate is not False, keep_end=_keeps_end(request)
+        )
+    )
+    scores = [
+        label_scores(row, service.labels, raw=request.raw_scores, is_number=service.is_number)
+        for row in values
+    ]
+    return scores if is_batch else scores[0]
+
+
+async def rerank(call: Call, request: types.RerankRequest) -> Any:
+    """Returns the relevance of texts to a query, the highest first."""
+    if (request.texts is None) == (request.documents is None):
+        message = "expected either `texts`, as in TEI, or `documents`, as in Cohere's API"
+        raise RequestError("validation", message, "texts")
+    texts = request.texts if request.texts is not None else request.documents or []
+    require_nonempty([request.query], "query")
+    name = "texts" if request.documents is None else "documents"
+    require_nonempty(texts, name)
+    call.count(len(texts), is_batch=True, name=name)
+    if request.top_n is not None and request.top_n < 1:
+        raise RequestError("validation", f"`top_n` is {request.top_n}; expected at least 1")
+    model = call.find("rerank", request.model)
+    service = _task(model)
+    values = await call.compute(
+        lambda: service.predict(
+            [(request.query, text) for text in texts],
+            truncate=request.truncate is not False,
+            keep_end=_keeps_end(request),
+        )
+    )
+    scores = relevance(values, raw=request.raw_scores or service.is_number)
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: request.top_n]
+    if request.documents is None:
+        return [
+            {"index": index, "score": scores[index]}
+            | ({"text": texts[index]} if request.return_text else {})
+            for index in order
+        ]
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": texts[index]}} if request.return_documents else {})
+        for index in order
+    ]
+    return {
+        "object": "rerank",
+        "id": uuid.uuid4().hex,
+        "model": model.name,
+        "created": int(time.time()),
+        "results": results,
+        "usage": usage(call),
+    }
+
+
+async def tag(call: Call, request: types.TextsRequest) -> Any:
+    """Returns the entities of texts."""
+    texts = one_or_more_texts(call, request.inputs)
+    service = _task(call.find("tag", request.model))
+    entities = await call.compute(lambda: service.tag(texts))
+    return entities if call.is_batch else entities[0]
+
+
+async def answer(call: Call, request: types.AnswerRequest) -> Any:
+    """Returns the answers to questions about a text."""
+    questions = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+    call.count(len(questions), is_batch=isinstance(request.inputs, list))
+    require_nonempty([question.question for question in questions], "inputs.question")
+    require_nonempty([question.context for question in questions], "inputs.context")
+    service = _task(call.find("answer", request.model))
+    answers = await call.compute(
+        lambda: service.answer([(each.question, each.context) for each in questions])
+    )
+    return answers if call.is_batch else answers[0]
+
+
+async def attention(call: Call, request: types.AttentionRequest) -> Any:
+    """Returns the tokens of a text and the attention weights [layers][heads][tokens][tokens]."""
+    require_nonempty([request.inputs], "inputs")
+    service = call.find("attention", request.model).attention
+    assert service is not None
+    return await call.compute(lambda: service.attend(request.inputs))
+
+
+async def fill_mask(call: Call, request: types.FillMaskRequest) -> Any:
+    """Returns tokens for the masks of texts; a text with one mask gives a list of candidates."""
+    texts = one_or_more_texts(call, request.inputs)
+    service = call.find("fill_mask", request.model).fill_mask
+    assert service is not None
+    results = await call.compute(lambda: service.fill(texts, request.top_k))
+    results = [masks[0] if len(masks) == 1 else masks for masks in results]
+    return results if call.is_batch else results[0]
+
+
+def info(state: ServerState, name: str | None) -> dict[str, Any]:
+    """Returns what TEI's /info has, about one model and the limits of the server."""
+    model, config = state.models.named(name), state.config
+    return {
+        "model_id": model.path,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "served_model_name": model.name,
+        "model_type": model.model_type,
+        "max_concurrent_requests": config.max_concurrent_requests,
+        "max_input_length": model.max_length,
+        "max_batch_tokens": config.max_batch_tokens,
+        "max_batch_requests": config.max_batch_rows,
+        "max_client_batch_size": config.max_inputs,
+        "auto_truncate": True,
+        "tokenization_workers": config.tokenizer_threads,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "models": [each.name for each in state.models],
+    }
+
+
+def usage(call: Call) -> dict[str, int]:
+    """Returns the number of tokens in OpenAI's shape."""
+    return {"prompt_tokens": call.timings.num_tokens, "total_tokens": call.timings.num_tokens}
+
+
+def one_or_more_texts(call: Call, value: str | list[str]) -> list[str]:
+    """Returns `inputs` as a list, and records their number.
+
+    Raises:
+      RequestError: there are none or too many, or one is empty.
+    """
+    texts = [value] if isinstance(value, str) else value
+    call.count(len(texts), is_batch=isinstance(value, list))
+    require_nonempty(texts, "inputs")
+    return texts
+
+
+def _task(model: ServedModel) -> TaskService:
+    assert model.task is not None  # by its ability
+    return model.task

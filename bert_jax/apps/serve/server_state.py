@@ -1,0 +1,150 @@
+"""Holds what all requests of a server share: its models, the batcher, the threads, the metrics."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+
+from bert_jax.apps.serve.batcher import Batcher
+from bert_jax.apps.serve.config import ServerConfig
+from bert_jax.apps.serve.metrics import ServerMetrics
+from bert_jax.apps.serve.request_error import RequestError
+from bert_jax.apps.serve.served_models import ServedModels
+from bert_jax.apps.serve.work import Work
+from bert_jax.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass
+class Timings:
+    """Holds what the headers and the metrics of a response need; times in seconds."""
+
+    start: float
+    tokenization: float = 0.0
+    queue: float = 0.0
+    inference: float = 0.0
+    num_characters: int = 0
+    num_tokens: int = 0
+    num_truncated: int = 0
+
+    def headers(self) -> dict[str, str]:
+        """Returns TEI's headers of a response, times in milliseconds, and the truncated texts."""
+        total = time.perf_counter() - self.start
+        compute_type = "cpu" if jax.default_backend() == "cpu" else "accelerator"
+        headers = {
+            "x-compute-type": compute_type,
+            "x-compute-characters": str(self.num_characters),
+            "x-compute-tokens": str(self.num_tokens),
+            "x-compute-time": _milliseconds(total),
+            "x-total-time": _milliseconds(total),
+            "x-tokenization-time": _milliseconds(self.tokenization),
+            "x-queue-time": _milliseconds(self.queue),
+            "x-inference-time": _milliseconds(self.inference),
+        }
+        return headers | (
+            {"x-truncated-inputs": str(self.num_truncated)} if self.num_truncated else {}
+        )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"
+
+
+class ServerState:
+    """Computes the work of requests.
+
+    Attributes:
+      is_stopping: whether SIGTERM was received; then new requests are refused.
+    """
+
+    def __init__(self, models: ServedModels, config: ServerConfig):
+        """Makes the batcher and the threads; `start` compiles the programs."""
+        self.models, self.config, self.metrics = models, config, ServerMetrics()
+        self.batcher = Batcher(
+            models.engines(), config.max_queue_tokens, self.metrics.observe_batch
+        )
+        self.started_at = int(time.time())
+        self.is_stopping = False
+        self._num_requests = 0
+        self._pool = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
+        jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
+
+    def _count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.metrics.compilations.inc()
+
+    def start(self) -> None:
+        """Compiles all programs on the device thread; `is_ready` is True afterwards."""
+        self.batcher.start()
+
+    def stop(self) -> None:
+        """Ends all threads."""
+        self.batcher.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        jax.monitoring.unregister_event_duration_listener(self._count_compilation)
+
+    @property
+    def is_ready(self) -> bool:
+        """Returns whether requests are computed."""
+        return self.batcher.ready.is_set() and not self.is_stopping
+
+    def require_ready(self) -> None:
+        """Raises a RequestError unless requests are computed."""
+        if self.is_stopping:
+            raise RequestError("unhealthy", "the server is stopping; send the request elsewhere")
+        if self.batcher.failure is not None:
+            message = "the device thread has failed; the log of the server has details"
+            raise RequestError("unhealthy", message)
+        if not self.is_ready:
+            raise RequestError(
+                "unhealthy",
+                "the server is still compiling its programs; /health answers 200 when it is ready",
+                headers={"Retry-After": "5"},
+            )
+
+    @contextlib.contextmanager
+    def counted_request(self) -> Generator[None]:
+        """Counts a request until it is answered.
+
+        Raises:
+          RequestError: there are `max_concurrent_requests` already.
+        """
+        limit = self.config.max_concurrent_requests
+        if self._num_requests >= limit:
+            message = f"the server has {limit:,} other requests, its maximum; send it again later"
+            raise RequestError("overloaded", message, headers={"Retry-After": "1"})
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Runs a function on a thread of the pool; a UserError becomes a RequestError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        except UserError as error:
+            raise RequestError("validation", str(error), "inputs") from None
+
+    async def compute(self, make_work: Callable[[], Work[T]], timings: Timings) -> T:
+        """Tokenizes the texts of a request, computes them, and decodes the outputs.
+
+        Raises:
+          RequestError: the inputs are invalid, the queue is full, or the computation failed.
+        """
+        start = time.perf_counter()
+        work = await self.in_thread(make_work)
+        timings.tokenization = time.perf_counter() - start
+        timings.num_characters, timings.num_tokens = work.num_characters, work.num_tokens
+        timings.num_truncated = work.num_truncated
+        for sequence in work.sequences:
+            self.metrics.input_length.observe(len(sequence))
+        job = await self.batcher.compute(work.engine, work.sequences)
+        timings.queue, timings.inference = job.queue_seconds, job.inference_seconds
+        return await self.in_thread(lambda: work.decode(job.outputs))

@@ -1,0 +1,268 @@
+"""Predicts for the server with a fine-tuned model: labels, relevance, tags, answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+from scipy.special import expit, softmax
+
+from bert_jax.apps.serve.config import ServerConfig
+from bert_jax.apps.serve.engine import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
+from bert_jax.apps.serve.work import Work, refuse_long
+from bert_jax.config.labeled_data import HeadTruncation
+from bert_jax.errors import UserError
+from bert_jax.models.heads.config import (
+    Identity,
+    QuestionAnsweringHead,
+    RankingHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    TokenClassificationHead,
+    task_parts,
+    window_encoder_of,
+)
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.params.paths import ADAPTER
+from bert_jax.predict.task_processor import PreparedInputs, TaskProcessor, TruncationName
+from bert_jax.predict.training_settings import require_head
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.tasks.base import ModelInput
+from bert_jax.tasks.metrics.ner_metrics import entity_spans
+from bert_jax.tasks.token_classification import TokenClassification
+from bert_jax.text.word_offsets import word_offsets
+
+_OUTPUTS: dict[type[Any], tuple[str, ...]] = {
+    SequenceClassificationHead: ("logits",),
+    RegressionHead: ("values",),
+    RankingHead: ("values",),
+    TokenClassificationHead: ("logits",),
+    QuestionAnsweringHead: ("start_logits", "end_logits"),
+}
+
+
+def outputs_of(head: TaskHead, path: str) -> tuple[str, ...]:
+    """Returns the names of the outputs of a head.
+
+    Raises:
+      UserError: the server has no route for such a head.
+    """
+    if type(head) not in _OUTPUTS or window_encoder_of(head) is not None:
+        found = "a hierarchical head" if window_encoder_of(head) else type(head).__name__
+        raise UserError(
+            f"{path} has {found}, which the server does not support; expected a model that "
+            "classifies, tags, answers questions or predicts numbers; use bert-jax predict"
+        )
+    return _OUTPUTS[type(head)]
+
+
+def make_task_engine(
+    name: str, model: LoadedModel, config: ServerConfig, backend: Backend | None = None
+) -> Engine:
+    """Returns the engine of a fine-tuned model: its encoder and its head, or a `backend`."""
+    head, processor = require_head(model), make_processor(model, config)
+    objective = FineTuningObjective(processor.settings.objective, model.adapter)
+    parts = ("encoder", *task_parts(head, model.config))
+    params = {part: model.params[part] for part in parts}
+    params |= {ADAPTER: model.adapter_params} if model.adapter else {}
+
+    def compute(params: Any, batch: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+        return objective.predict(params, dict(batch))
+
+    return Engine(
+        f"{processor.kind.name} of {name}",
+        backend or JaxBackend(compute, params),
+        Buckets(processor.max_length, config.max_batch_tokens, config.max_batch_rows),
+        pad_id=processor.tokenizer.pad_id,
+    )
+
+
+def make_processor(
+    model: LoadedModel, config: ServerConfig, truncation: TruncationName | None = None
+) -> TaskProcessor:
+    """Returns the processor of a model, with at most `config.max_length` tokens a sequence."""
+    processor = TaskProcessor(model, truncation=truncation)
+    if config.max_length is None or config.max_length >= processor.max_length:
+        return processor
+    return TaskProcessor(model, truncation=truncation, max_length=config.max_length)
+
+
+class TaskService:
+    """Answers requests with a fine-tuned model.
+
+    Attributes:
+      engine: computes the outputs of the head.
+      head: the head of the model.
+      labels: the class names; "LABEL_0" if the head has one output, as in transformers.
+      max_length: maximum number of tokens of a sequence.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        engine: Engine,
+        config: ServerConfig,
+        extra: Mapping[str, np.ndarray] | None = None,
+    ):
+        """Makes a service on an engine.
+
+        Args:
+          extra: further fields of every sequence, such as the index of an adapter.
+        """
+        self.engine, self.head, self._extra = engine, require_head(model), dict(extra or {})
+        self._outputs = outputs_of(self.head, model.path)
+        self._processor = make_processor(model, config)
+        self.tokenizer, self.kind = self._processor.tokenizer, self._processor.kind
+        self.labels = self._processor.labels or ("LABEL_0",)
+        self.max_length = self._processor.max_length
+        self._keeping_end = self._processor
+        can_keep_end = not self.kind.reads_windows and self._processor.settings.prompt is None
+        if can_keep_end and isinstance(self._processor.truncation, HeadTruncation):
+            self._keeping_end = make_processor(model, config, "tail")
+
+    @property
+    def has_one_output(self) -> bool:
+        """Returns whether the model gives one number for a text or a pair, as rerankers do."""
+        return isinstance(self.head, RegressionHead | RankingHead) or (
+            isinstance(self.head, SequenceClassificationHead) and len(self.labels) == 1
+        )
+
+    @property
+    def is_number(self) -> bool:
+        """Returns whether the output of the model is the score itself, and not a logit.
+
+        That is so for regression, and for a cross-encoder that was trained without a sigmoid.
+        """
+        return isinstance(self.head, RegressionHead) or (
+            isinstance(self.head, RankingHead) and isinstance(self.head.activation, Identity)
+        )
+
+    def predict(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        *,
+        truncate: bool = True,
+        keep_end: bool = False,
+    ) -> Work[np.ndarray]:
+        """Tokenizes texts or pairs; the result is the logits or values, float [inputs, C]."""
+        processor = self._keeping_end if keep_end else self._processor
+        prepared = processor.prepare(cast(Sequence[ModelInput], inputs))
+        if not truncate:
+            refuse_long(prepared.features.num_truncated, self.max_length)
+
+        def decode(outputs: Sequence[Arrays]) -> np.ndarray:
+            columns = self._columns(outputs)
+            predictions = processor.decode(prepared.examples, prepared.features, columns)
+            return np.asarray(predictions, np.float64).reshape(len(inputs), -1)
+
+        return self._work(prepared, decode)
+
+    def tag(self, texts: Sequence[str]) -> Work[list[list[dict[str, Any]]]]:
+        """Tokenizes texts; the result is the entities of each, with character offsets."""
+        processor, kind = self._processor, self.kind
+        assert isinstance(kind, TokenClassification)  # the routes are chosen by the kind
+        prepared = processor.prepare(list(texts))
+
+        def decode(outputs: Sequence[Arrays]) -> list[list[dict[str, Any]]]:
+            columns, examples = self._columns(outputs), cast(Any, prepared.examples)
+            tag_lists = processor.decode(examples, prepared.features, columns)
+            logits = kind.word_logits(examples, prepared.features, columns, self.labels)
+            entities = [
+                _entities(texts[index], tags, word_logits, self.labels)
+                for index, tags, word_logits in zip(
+                    prepared.indices, tag_lists, logits, strict=True
+                )
+            ]
+            by_text = dict(zip(prepared.indices, entities, strict=True))
+            return [by_text.get(index, []) for index in range(len(texts))]
+
+        return self._work(prepared, decode)
+
+    def answer(self, questions: Sequence[tuple[str, str]]) -> Work[list[dict[str, Any]]]:
+        """Tokenizes (question, context) pairs; the result is the best answer to each."""
+        prepared = self._processor.prepare(list(questions))
+
+        def decode(outputs: Sequence[Arrays]) -> list[dict[str, Any]]:
+            records = self._processor.records(prepared, self._columns(outputs))
+            return [
+                {
+                    "score": record["probability"],
+                    "start": max(record["start"], 0),
+                    "end": max(record["end"], 0),
+                    "answer": record["answer"],
+                }
+                for record in records
+            ]
+
+        return self._work(prepared, decode)
+
+    def _columns(self, outputs: Sequence[Arrays]) -> dict[str, list[np.ndarray]]:
+        return {name: [output[name] for output in outputs] for name in self._outputs}
+
+    def _work(self, prepared: PreparedInputs, decode: Any) -> Work[Any]:
+        features = prepared.features
+        return Work(
+            engine=self.engine,
+            sequences=[
+                TokenSequence(
+                    input_ids=ids, token_type_ids=types, outputs=self._outputs, extra=self._extra
+                )
+                for ids, types in zip(features.input_ids, features.token_type_ids, strict=True)
+            ],
+            decode=decode,
+            num_characters=sum(
+                len(text)
+                for example in prepared.examples
+                for text in self.kind.input_texts(example)
+            ),
+            num_truncated=features.num_truncated,
+        )
+
+
+def label_scores(
+    values: np.ndarray, labels: Sequence[str], *, raw: bool, is_number: bool
+) -> list[dict[str, Any]]:
+    """Returns [{"score", "label"}] of one input, the highest score first.
+
+    Args:
+      values: the outputs of the head, float [C].
+      raw: whether scores are logits instead of probabilities.
+      is_number: whether the model predicts a number, which is its own score.
+    """
+    probabilities = expit(values) if len(labels) == 1 else softmax(values)
+    scores = values if raw or is_number else probabilities
+    pairs = [{"score": float(s), "label": label} for s, label in zip(scores, labels, strict=True)]
+    return sorted(pairs, key=lambda pair: -pair["score"])
+
+
+def relevance(values: np.ndarray, *, raw: bool) -> list[float]:
+    """Returns the score of each text, float [texts, 1] -> floats; probabilities unless raw."""
+    scores = values[:, 0] if raw else expit(values[:, 0])
+    return [float(score) for score in scores]
+
+
+def _entities(
+    text: str, tags: Sequence[str], logits: np.ndarray, labels: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Returns entities in the shape of transformers' token classification pipeline.
+
+    Args:
+      logits: those of each word, float [words, C].
+    """
+    offsets, probabilities = word_offsets([text])[0], softmax(logits.astype(np.float64), axis=1)
+    entities: list[dict[str, Any]] = []
+    for entity in entity_spans(tags):
+        words = range(entity.start, entity.end)
+        scores = [probabilities[word, labels.index(tags[word])] for word in words]
+        start, end = offsets[entity.start][0], offsets[entity.end - 1][1]
+        entities.append(
+            {
+                "entity_group": entity.type,
+                "score": float(np.mean(scores)),
+                "word": text[start:end],
+                "start": start,
+                "end": end,
+            }
+        )
+    return entities

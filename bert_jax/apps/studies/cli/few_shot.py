@@ -1,0 +1,209 @@
+"""Runs `bert-jax few-shot`: learns a GLUE task from few examples of each class, in several ways."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import cast
+
+from bert_jax.config.labeled_data import Glue, GlueName
+from bert_jax.data.finetuning.prompts.glue_prompts import GLUE_PROMPTS
+from bert_jax.errors import ConfigError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+HELP = "compare ways to learn a GLUE task from few examples of each class, with prompts and without"
+
+_METHODS = (
+    "tf-idf",
+    "nearest-class-mean",
+    "logistic-regression",
+    "setfit",
+    "zero-shot",
+    "zero-shot-calibrated",
+    "fine-tuning",
+    "lora",
+    "prompt-tuning",
+    "demonstrations",
+    "pet",
+    "ipet",
+)
+_DISTILLED = ("pet", "ipet")
+_ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
+
+_EPILOG = """examples:
+  bert-jax few-shot sst2 exported --glue-dir glue_data --shots 0 --output runs/zero
+  bert-jax few-shot rte exported --glue-dir glue_data --output runs/rte --prompt pet-0
+
+The protocol is that of LM-BFF (Gao et al. 2021): for each seed, K examples of each class are
+sampled for training and K for dev, which selects the checkpoint; the dev split of GLUE is the test
+set. The table has the mean and the standard deviation over the seeds. Methods:
+
+  tf-idf                logistic regression on TF-IDF features; no model
+  nearest-class-mean    nearest mean embedding of a class; the model is frozen
+  logistic-regression   logistic regression on the embeddings; the model is frozen
+  setfit                contrastive tuning of the encoder, then logistic regression
+  zero-shot             masked-LM logits of the label words at the mask of the prompt; no training
+  zero-shot-calibrated  the same, divided by the probabilities of inputs without content
+  fine-tuning           a new classifier on the first token, all parameters trained
+  lora                  the same, with LoRA
+  prompt-tuning         the masked-LM head on label words, all parameters trained
+  demonstrations        prompt-tuning, with examples of each class after the text, drawn from the
+                        half of the class whose frozen embeddings are most similar
+  pet                   three models with each prompt of --ensemble label other training examples of
+                        the task, whose own labels are not used; a new classifier learns from them
+  ipet                  the same, after three generations of models that label for each other
+
+Prompts: lm-bff, and pet-0 to pet-3 for mnli and pet-0 to pet-4 for rte; or a .json file such as
+{"template": "{text} It was {mask}.", "label_words": {"negative": ["bad"], "positive": ["good"]}}.
+The same command resumes after a stop and does not repeat finished runs; --methods and --seeds may
+be added later. Files written: results.json, table.md, table.html. Exit codes: 0 done, 1 a run
+failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds TASK, MODEL, --output, the sample, the methods and their hyperparameters."""
+    parser.add_argument("task", metavar="TASK", help="sst2, cola, mnli, qnli, rte, mrpc or qqp")
+    parser.add_argument(
+        "model", metavar="MODEL", help="pretrained model: a run folder or a Hugging Face folder"
+    )
+    parser.add_argument(
+        "--glue-dir", metavar="DIR", required=True, help="folder with CoLA/train.tsv and so on"
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", required=True, help="folder of all runs and results"
+    )
+    parser.add_argument(
+        "--shots",
+        type=int,
+        default=16,
+        metavar="K",
+        help="training examples of each class; 0 for the zero-shot methods only (default: 16)",
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[13, 21, 42, 87, 100],
+        metavar="N",
+        help="seeds of the samples and the runs (default: 13 21 42 87 100, as in LM-BFF)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=_METHODS,
+        metavar="METHOD",
+        help="methods to compare (default: all except pet and ipet, which train many models)",
+    )
+    parser.add_argument(
+        "--prompt",
+        default="lm-bff",
+        metavar="NAME",
+        help="published prompt, or a .json file (default: lm-bff)",
+    )
+    parser.add_argument(
+        "--ensemble",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="prompts of pet and ipet (default: all published ones of the task)",
+    )
+    parser.add_argument(
+        "--unlabeled",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="maximum number of texts that pet and ipet label (default: 10000)",
+    )
+    _add_training_arguments(parser)
+    parser.epilog = _EPILOG
+
+
+def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the hyperparameters of fine-tuning, lora and prompt-tuning; SetFit has its own."""
+    parser.add_argument(
+        "--epochs",
+        type=float,
+        metavar="N",
+        help="training epochs (default: as many as give 200 updates; three times as many with "
+        "lora)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=8,
+        metavar="N",
+        help="sequences of a training batch (default: 8)",
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        metavar="RATE",
+        help="peak learning rate of fine-tuning, lora and prompt-tuning (default: that of "
+        "`bert-jax finetune`)",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        default=128,
+        metavar="TOKENS",
+        help="maximum length of a sequence; not used by tf-idf, nearest-class-mean and "
+        "logistic-regression (default: 128)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the comparison; returns 0, 1 if a run failed, 75 if stopped."""
+    from bert_jax.apps.studies.few_shot import FewShotStudy
+    from bert_jax.apps.studies.few_shot_config import FewShotConfig, settings_json
+    from bert_jax.apps.studies.job_runner import Interrupted, JobRunner
+    from bert_jax.io.atomic_io import write_json
+    from bert_jax.pretrained.initial import check_model_exists
+    from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError(f"--seeds {' '.join(map(str, args.seeds))}: expected different seeds")
+    config = FewShotConfig(
+        task=_glue_task(args),
+        model=args.model,
+        shots=args.shots,
+        seeds=tuple(args.seeds),
+        methods=tuple(args.methods or _default_methods(args.shots)),
+        prompt=args.prompt,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
+        max_length=args.max_length,
+        ensemble=tuple(args.ensemble),
+        num_unlabeled=args.unlabeled,
+    )
+    output = Path(args.output)
+    with JobRunner(output) as runner:
+        check_model_exists(args.model)
+        study = FewShotStudy(config, output)
+        runner.write_or_check_settings(settings_json(config))
+        try:
+            failed = study.run(runner)
+        except Interrupted:
+            logger.info("stopped; run the same command to resume")
+            return EXIT_PREEMPTED
+        results = study.results(failed)
+        write_json(output / "results.json", results)
+        print(study.write_table(results).markdown(), end="")
+    for job, reason in failed.items():
+        logger.error("%s failed: %s", job, reason)
+    return EXIT_USER_ERROR if failed else EXIT_DONE
+
+
+def _default_methods(shots: int) -> list[str]:
+    return [method for method in _METHODS if method not in _DISTILLED] if shots else [*_ZERO_SHOT]
+
+
+def _glue_task(args: argparse.Namespace) -> Glue:
+    name = args.task.removeprefix("glue/")
+    if name not in GLUE_PROMPTS:
+        raise ConfigError(
+            f"TASK {args.task}: {did_you_mean(name, GLUE_PROMPTS)}expected a classification task "
+            f"of GLUE with a published prompt: {', '.join(GLUE_PROMPTS)}"
+        )
+    return Glue(task=cast(GlueName, name), folder=args.glue_dir)

@@ -1,0 +1,293 @@
+"""Compares ways to learn a classification task from K examples of each class (Gao et al. 2021).
+
+<output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see job_runner.py),
+                              or result.json of one that does not; seed n is that of the sample, too
+         ensemble/            the models of PET and iPET, see pet.py
+         results.json         mean, standard deviation and values over the seeds of each method
+         table.md, table.html the same as a table
+
+Each seed samples K training examples of each class and K for dev, which selects the checkpoint.
+All numbers are on the dev split of the task, which is not used otherwise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.apps.studies.few_shot_config import (
+    DEMONSTRATIONS,
+    DISTILLED,
+    FEATURES,
+    METHODS,
+    PROMPT_TUNING,
+    SETFIT,
+    TFIDF,
+    TRAINED,
+    ZERO_SHOT,
+    FewShotConfig,
+    ensemble_settings_json,
+    fine_tuning_job,
+)
+from bert_jax.apps.studies.few_shot_features import embed_examples, predict_tfidf, train_examples
+from bert_jax.apps.studies.job_runner import Interrupted, Job, JobRunner, is_finished
+from bert_jax.apps.studies.pet import SETTINGS, PetStudy, classifier_job
+from bert_jax.apps.studies.result_page import ResultTable, write_pages
+from bert_jax.apps.studies.sweep_trials import seed_statistics
+from bert_jax.config.labeled_data import FewShot
+from bert_jax.config.sentence_embeddings import ContrastivePairs
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.prompts.glue_prompts import (
+    load_prompt,
+    similar_demonstrations,
+    write_prompt,
+)
+from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import write_json
+from bert_jax.predict.embedder import Embedder
+from bert_jax.predict.prompt_classifier import PromptClassifier
+from bert_jax.pretrained.load import load_model
+from bert_jax.runs import run_folder
+from bert_jax.tasks import compute_metrics
+from bert_jax.tasks.metrics.text_baselines import logistic_regression, nearest_class_mean
+from bert_jax.tasks.text_similarity import add_text_vectors, read_text_vectors, vector_text
+from bert_jax.train.preemption import EXIT_DONE
+from bert_jax.train.setfit import SetFitConfig, train_setfit
+
+RESULT_FILE = "result.json"
+_TEST = "test"
+
+
+class FewShotStudy:
+    """Runs all methods with all seeds; finished ones are not repeated."""
+
+    def __init__(self, config: FewShotConfig, output: Path):
+        """Reads the task and samples the examples of every seed.
+
+        Raises:
+          UserError: a class has fewer than 2 K examples, no other training examples are left for
+            pet and ipet, or the task or a prompt cannot be read.
+        """
+        self._config, self._output = config, output
+        self._task = load_task(config.task)
+        self._prompt = load_prompt(self._task.name, config.prompt)
+        self._prompt.words_of(self._task.labels)
+        self._samples = {
+            seed: sample_few_shot(
+                FewShot(task=config.task, shots=config.shots, seed=seed), self._task
+            )
+            for seed in (config.seeds if config.shots else ())
+        }
+        dev = self._task.splits.get("dev", ())
+        self._test = tuple(example for example in dev if isinstance(example, TextExample))
+        if not self._test:
+            raise UserError(
+                f"{self._task.name} has no dev split, on which the methods are compared; add its "
+                "file to --glue-dir"
+            )
+        has_pet = any(method in DISTILLED for method in config.methods)
+        self._pet_studies = {
+            seed: PetStudy(config, output, seed, self._task, sample)
+            for seed, sample in (self._samples.items() if has_pet else ())
+        }
+
+    def run(self, runner: JobRunner) -> dict[str, str]:
+        """Runs what is not finished: first the methods that train nothing.
+
+        Returns:
+          {name of a failed job: reason}.
+
+        Raises:
+          UserError: the model has no masked-LM head, a label word is not a token of it, or PET
+            has run with another ensemble.
+          Interrupted: a signal asked to stop.
+        """
+        if self._pet_studies:
+            runner.write_or_check_settings(ensemble_settings_json(self._config), SETTINGS)
+        self._run_zero_shot()
+        self._run_features()
+        if TFIDF in self._config.methods:
+            for seed, sample in self._samples.items():
+                self._save_if_new(TFIDF, seed, lambda sample=sample: predict_tfidf(sample))
+        self._run_setfit()
+        if DEMONSTRATIONS in self._config.methods:
+            self._write_demonstrations()
+        failed = runner.run([job for method in self._trained() for job in self._jobs(method)])
+        return failed | self._run_distilled(runner)
+
+    def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
+        """Returns all numbers of the finished runs as JSON values, those of earlier calls, too."""
+        methods: dict[str, Any] = {}
+        for method in METHODS:
+            found = self._metrics_by_seed(method)
+            metrics = {
+                name: seed_statistics({seed: values[name] for seed, values in found.items()})
+                for name in self._task.metrics
+                if found
+            }
+            if metrics:
+                methods[method] = metrics
+        return {"config": asdict(self._config), "methods": methods, "failed": dict(failed)}
+
+    def write_table(self, results: dict[str, Any]) -> ResultTable:
+        """Writes table.md and table.html from `results`; returns the table."""
+        config, metrics = self._config, self._task.metrics
+        rows = []
+        for method, found in results["methods"].items():
+            cells = [
+                f"{found[name]['mean']:.4f}"
+                + (f" ({found[name]['std']:.4f})" if found[name]["runs"] > 1 else "")
+                for name in metrics
+            ]
+            rows.append([method, str(found[metrics[0]]["runs"]), *cells])
+        columns = ("method", "samples", *(f"{name}, mean (std)" for name in metrics))
+        table = ResultTable(columns=columns, rows=rows)
+        notes = [
+            f"{config.shots} training examples of each class and as many for dev, sampled with the "
+            f"seeds {', '.join(map(str, config.seeds))}; the model is {config.model}.",
+            f"All numbers are on the {len(self._test):,} examples of the dev split of the task.",
+            f"The prompt is {self._prompt.template!r} ({config.prompt}).",
+            *(f"{job} failed: {reason}" for job, reason in results["failed"].items()),
+        ]
+        write_pages(self._output, f"{self._task.name}, {config.shots} shots", table, notes)
+        return table
+
+    def _trained(self) -> list[str]:
+        return [method for method in self._config.methods if method in TRAINED]
+
+    def _jobs(self, method: str) -> list[Job]:
+        """Returns the runs of a method, one for each seed, in the order of the seeds."""
+        config = self._config
+        if method in DISTILLED:
+            return [classifier_job(config, self._output, method, seed) for seed in config.seeds]
+        method_arguments = TRAINED[method]
+        if method == PROMPT_TUNING:
+            method_arguments += ("--prompt", config.prompt)
+        if method == DEMONSTRATIONS:
+            method_arguments += ("--prompt", str(self._output / DEMONSTRATIONS / "prompt.json"))
+        return [
+            fine_tuning_job(config, f"{method}/seed-{seed}", seed, *method_arguments)
+            for seed in config.seeds
+        ]
+
+    def _write_demonstrations(self) -> None:
+        """Writes a prompt with demonstrations by similarity, and the vectors of new texts."""
+        folder = self._output / DEMONSTRATIONS
+        file = folder / "vectors.jsonl"
+        splits = [split for sample in self._samples.values() for split in sample.splits.values()]
+        examples = dict.fromkeys(
+            vector_text(example)
+            for split in splits
+            for example in split
+            if isinstance(example, TextExample)
+        )
+        saved = read_text_vectors(file) if file.exists() else ()
+        texts = [text for text in examples if text not in saved]
+        if not texts:
+            return
+        vectors = Embedder(load_model(self._config.model)).vectors(texts)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_prompt(folder / "prompt.json", similar_demonstrations(self._prompt, str(file)))
+        add_text_vectors(file, texts, vectors)
+
+    def _run_distilled(self, runner: JobRunner) -> dict[str, str]:
+        """Runs PET and iPET for each seed; a failure of one does not stop the others."""
+        failed: dict[str, str] = {}
+        for method in self._config.methods:
+            for seed, study in self._pet_studies.items() if method in DISTILLED else ():
+                try:
+                    failed |= study.run(runner, method)
+                except UserError as error:
+                    failed[f"{method}/seed-{seed}"] = str(error)
+        return failed
+
+    def _metrics_by_seed(self, method: str) -> dict[int, dict[str, float]]:
+        found = {}
+        if method in TRAINED or method in DISTILLED:
+            for seed, job in zip(self._config.seeds, self._jobs(method), strict=True):
+                if is_finished(self._output, job):
+                    file = self._output / job.name / run_folder.EVALUATION
+                    found[seed] = run_folder.read_run_json(file)[_TEST]
+            return found
+        # The result of a zero-shot method is the same for all samples.
+        for seed in (0,) if method in ZERO_SHOT else self._config.seeds:
+            file = self._result_file(method, seed)
+            if file.exists():
+                saved = run_folder.read_run_json(file)
+                found[seed] = saved[_TEST] if method == SETFIT else saved
+        return found
+
+    def _result_file(self, method: str, seed: int) -> Path:
+        folder = self._output / method
+        if method == SETFIT:
+            return folder / f"seed-{seed}" / run_folder.EVALUATION
+        return (folder if method in ZERO_SHOT else folder / f"seed-{seed}") / RESULT_FILE
+
+    def _is_saved(self, methods: Sequence[str], seeds: Sequence[int]) -> bool:
+        wanted = [method for method in methods if method in self._config.methods]
+        return all(self._result_file(m, seed).exists() for m in wanted for seed in seeds)
+
+    def _save_if_new(self, method: str, seed: int, predict: Callable[[], list[str]]) -> None:
+        """Computes and saves the metrics of predicted labels, unless they are saved already."""
+        file = self._result_file(method, seed)
+        if method not in self._config.methods or file.exists():
+            return
+        class_ids = [self._task.labels.index(label) for label in predict()]
+        one_hot = np.eye(len(self._task.labels), dtype=np.float32)[class_ids]
+        metrics = compute_metrics(self._task, self._test, one_hot)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # The loss of one-hot predictions has no meaning, so only the task's metrics are saved.
+        write_json(file, {name: metrics[name] for name in self._task.metrics})
+
+    def _run_zero_shot(self) -> None:
+        if self._is_saved(ZERO_SHOT, (0,)):
+            return
+        config, labels = self._config, self._task.labels
+        classifier = PromptClassifier(
+            load_model(config.model), self._prompt, labels, max_length=config.max_length
+        )
+        for method, score in zip(
+            ZERO_SHOT, (classifier.logits, classifier.calibrated_logits), strict=True
+        ):
+            self._save_if_new(
+                method,
+                0,
+                lambda score=score: [labels[i] for i in score(self._test).argmax(axis=1)],
+            )
+
+    def _run_setfit(self) -> None:
+        if SETFIT not in self._config.methods:
+            return
+        config = self._config
+        for seed in self._samples:
+            file = self._result_file(SETFIT, seed)
+            if file.exists():
+                continue
+            task = FewShot(task=config.task, shots=config.shots, seed=seed)
+            setfit = SetFitConfig(
+                pairs=ContrastivePairs(task=task, seed=seed),
+                model=config.model,
+                max_length=config.max_length,
+                seed=seed,
+            )
+            if train_setfit(setfit, file.parent) != EXIT_DONE:
+                raise Interrupted
+
+    def _run_features(self) -> None:
+        """Classifies the frozen features of the model, the mean of its last hidden states."""
+        if self._is_saved(FEATURES, self._config.seeds):
+            return
+        embedder = Embedder(load_model(self._config.model))
+        test_vectors = embed_examples(embedder, self._test)
+        for seed, sample in self._samples.items():
+            train, labels = train_examples(sample)
+            vectors = embed_examples(embedder, train)
+            for method, predict in zip(
+                FEATURES, (nearest_class_mean, logistic_regression), strict=True
+            ):
+                arguments = vectors, labels, test_vectors
+                self._save_if_new(method, seed, lambda f=predict, a=arguments: f(*a))

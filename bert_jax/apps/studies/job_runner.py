@@ -1,0 +1,291 @@
+"""Runs many fine-tuning jobs one after another, each in its own folder and process.
+
+    <output>/lock           held by the command that runs the jobs
+             settings.json  the settings that all jobs share; other settings are an error
+             compiled/      compiled programs: jobs that differ in the seed or the data share them
+             <job>/         a run folder of `bert-jax finetune`, and in addition
+                    log.txt        the output of the run
+                    finished.json  its arguments, written when it has succeeded
+
+Several commands can split the jobs of a folder into shards: see job_shards.py.
+
+A process per job frees all memory at its end, including GPU memory, and limits a crash to one job.
+A finished job is not run again. A job that was interrupted or killed resumes from its checkpoint.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from bert_jax.apps.studies import job_shards
+from bert_jax.apps.studies.job_shards import JobShard
+from bert_jax.config.config_lib import diff
+from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.file_lock import lock_owner
+from bert_jax.runs import metrics, run_folder
+from bert_jax.runs.progress import format_duration
+from bert_jax.train import compilation_cache
+from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, signal_handlers
+
+logger = logging.getLogger(__name__)
+
+SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
+FINETUNE_COMMAND = (sys.executable, "-m", "bert_jax", "finetune")
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Describes one fine-tuning run.
+
+    Attributes:
+      name: its folder, relative to the output folder.
+      arguments: the arguments of `bert-jax finetune`, without --run.
+      cost: how long it takes, in any unit that all jobs of a command share.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    cost: float = 1.0
+
+
+class Interrupted(Exception):
+    """Reports that a signal asked to stop; the active run has saved a checkpoint."""
+
+
+class JobRunner:
+    """Runs jobs in a folder, which it locks while it is used as a context manager.
+
+    The first SIGTERM or Ctrl-C is forwarded to the active run, which saves and exits; a second
+    Ctrl-C kills it. The context must be entered on the main thread.
+
+    Args:
+      folder: the output folder; it is created if necessary.
+      command: the beginning of each run's command line.
+      shard: run only the jobs of this shard; the folder is then shared with the other shards.
+
+    Raises:
+      UserError: another command uses the folder or the shard.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str] = FINETUNE_COMMAND,
+        *,
+        shard: JobShard | None = None,
+    ):
+        self._folder, self._command, self._shard = folder, command, shard
+        self._stack = contextlib.ExitStack()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stop_requested = False
+
+    def __enter__(self) -> "JobRunner":
+        if self._shard is None:
+            self._stack.enter_context(run_folder.lock_run_folder(self._folder))
+        else:
+            self._stack.enter_context(job_shards.locked(self._folder, self._shard))
+        self._stack.enter_context(signal_handlers((signal.SIGTERM, signal.SIGINT), self._on_signal))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def write_or_check_settings(self, settings: dict[str, Any], name: str = SETTINGS_FILE) -> None:
+        """Writes the settings that all jobs share, or compares them with those of the folder.
+
+        Args:
+          name: the file, relative to the output folder.
+
+        Raises:
+          UserError: the folder was created with other settings; the message lists them.
+        """
+        if self._shard is None:
+            _write_or_check_settings(self._folder / name, settings)
+        else:
+            with job_shards.exclusive(self._folder):
+                _write_or_check_settings(self._folder / name, settings)
+
+    def run(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Runs the unfinished jobs in the given order.
+
+        Args:
+          jobs: all jobs of the study; a shard selects its own, longest first.
+
+        Returns:
+          {name of a failed job: reason}; all other jobs are finished.
+
+        Raises:
+          Interrupted: a signal asked to stop.
+        """
+        if self._shard is not None:
+            all_jobs, jobs = jobs, self._shard.select_jobs(jobs)
+            self._shard.write_manifest(self._folder, jobs)
+            logger.info("%s: %d of %d runs", self._shard, len(jobs), len(all_jobs))
+        failed: dict[str, str] = {}
+        pending = [job for job in jobs if not is_finished(self._folder, job)]
+        if len(pending) < len(jobs):
+            num_finished = len(jobs) - len(pending)
+            logger.info("%d of %d runs are already finished", num_finished, len(jobs))
+        total, start_time, done_cost = sum(job.cost for job in pending), time.monotonic(), 0.0
+        bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left"
+        with tqdm(total=total, bar_format=bar_format, disable=None) as bar:
+            for number, job in enumerate(pending, start=1):
+                bar.set_description_str(f"[{number}/{len(pending)}] {job.name}")
+                reason = self._run_one(job, bar)
+                done_cost += job.cost
+                _advance(bar, done_cost)
+                if reason is not None:
+                    failed[job.name] = reason
+                elapsed = time.monotonic() - start_time
+                remaining = (
+                    f", {format_duration(elapsed / done_cost * (total - done_cost))} left"
+                    if done_cost < total
+                    else ""
+                )
+                status = "finished" if reason is None else f"FAILED: {reason}"
+                logger.info(
+                    "[%d/%d] %s %s (%s elapsed%s)",
+                    number,
+                    len(pending),
+                    job.name,
+                    status,
+                    format_duration(elapsed),
+                    remaining,
+                )
+        return failed
+
+    def _run_one(self, job: Job, bar: "tqdm[NoReturn]") -> str | None:
+        """Runs a job and returns the reason why it failed, or None if it succeeded."""
+        run, start_cost = self._folder / job.name, bar.n
+        run.mkdir(parents=True, exist_ok=True)
+        self._wait_for_orphan(run)
+        if self._stop_requested:
+            raise Interrupted
+        with (run / LOG_FILE).open("ab") as log:
+            self._child = subprocess.Popen(
+                [*self._command, *job.arguments, "--run", str(run)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                if self._stop_requested:  # the signal arrived while the process was starting
+                    self._child.terminate()
+                while (exit_code := self._child.poll()) is None:
+                    _advance(bar, start_cost + job.cost * progress_fraction(run))
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._child.wait(_POLL_SECONDS)
+            except BaseException:
+                self._child.kill()
+                self._child.wait()
+                raise
+            finally:
+                self._child = None
+        if exit_code == EXIT_DONE:
+            write_json(run / FINISHED_FILE, {"arguments": list(job.arguments)})
+            return None
+        if self._stop_requested or exit_code == EXIT_PREEMPTED:
+            raise Interrupted
+        return _failure_reason(run, exit_code)
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment of a job, which uses the compilation cache of the folder."""
+        variable = compilation_cache.ENVIRONMENT_VARIABLE
+        cache = os.environ.get(variable) or str((self._folder / compilation_cache.FOLDER).resolve())
+        return {**os.environ, variable: cache}
+
+    def _wait_for_orphan(self, run: Path) -> None:
+        """Waits for a run that an earlier, killed command has left behind in the folder."""
+        announced = False
+        while not self._stop_requested and (owner := lock_owner(run / run_folder.LOCK)):
+            if not announced:
+                logger.info("%s: waiting for %s, which is still training there", run, owner)
+            announced = True
+            time.sleep(_POLL_SECONDS)
+
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        self._stop_requested = True
+        if self._child is not None:
+            self._child.terminate()
+        if signal_number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_finished(folder: Path, job: Job) -> bool:
+    """Returns whether a job has succeeded with the same arguments."""
+    file = folder / job.name / FINISHED_FILE
+    if not file.exists():
+        return False
+    saved_arguments = run_folder.read_run_json(file).get("arguments")
+    if not isinstance(saved_arguments, list):
+        return False
+    # The flag and its value separately, because the value may be another spelling of a path.
+    saved, current = (
+        [str(argument).split("=", 1) for argument in arguments]
+        for arguments in (saved_arguments, job.arguments)
+    )
+    return not diff(saved, current)
+
+
+def progress_fraction(run: Path) -> float:
+    """Returns the fraction of its steps that a run has completed, from its metrics; 0 if none."""
+    try:
+        config = run_folder.read_config(run)
+        steps = sum(phase["steps"] for phase in config["train"]["phases"])
+        row = json.loads(metrics.last_lines(run / metrics.FILE)[-1])
+        return min(1.0, row["step"] / steps)
+    except (OSError, ValueError, LookupError, TypeError, UserError):
+        # The run has not started, or its last line is only half written.
+        return 0.0
+
+
+def _write_or_check_settings(file: Path, settings: dict[str, Any]) -> None:
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, settings)
+        return
+    # A round trip through JSON, because settings.json has lists where `settings` has tuples.
+    changes = diff(run_folder.read_run_json(file), json.loads(json.dumps(settings)))
+    if changes:
+        lines = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
+        raise UserError(
+            f"{file.parent} was created with other settings:{lines}\n"
+            "use the old values, or choose another --output"
+        )
+
+
+def _advance(bar: "tqdm[NoReturn]", done: float) -> None:
+    bar.update(max(0.0, done - bar.n))
+
+
+def _failure_reason(run: Path, exit_code: int) -> str:
+    """Returns the last error message of a failed run, or its last line of output."""
+    exit_text = (
+        f"exit code {exit_code}"
+        if exit_code > 0
+        else f"killed by {signal.Signals(-exit_code).name}"
+    )
+    lines = metrics.last_lines(run / LOG_FILE)
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    message = " ".join(lines[errors[-1] if errors else -1 :]).removeprefix("error: ")
+    return f"{message or 'no output'} ({exit_text}; {run / LOG_FILE})"

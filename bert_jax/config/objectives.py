@@ -1,0 +1,398 @@
+"""Defines the configs of all objectives: what is minimized, for which model.
+
+Imports no jax.
+
+Imports no jax.
+
+Those of pretraining are in `pretraining_config.py` and `replaced_tokens/config.py`.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from bert_jax.config.distillation import (
+    PretrainingDistillation,
+    SoftLabels,
+    TaskDistillation,
+    Teacher,
+)
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
+from bert_jax.errors import ConfigError, check_range, did_you_mean
+from bert_jax.models.config import check_token_id
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.heads.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RankingHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    TokenClassificationHead,
+    label_tokens_of,
+    window_encoder_of,
+)
+from bert_jax.models.layers.config import ComputeConfig, check_dropout
+from bert_jax.models.mpnet.config import MPNetConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """Configures pretraining: a weighted sum of losses (`objectives/pretraining.py`).
+
+    A loss of weight 0 is not computed. The network has the pretraining heads of the model's family
+    and the heads of the losses. With `distillation`, the outputs of a teacher are learned, too.
+    """
+
+    model: EncoderConfig
+    mask_token_id: int
+    mlm_weight: float = 1.0  # masked LM
+    nsp_weight: float = 1.0  # next-sentence prediction (BERT)
+    sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
+    sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
+    distillation: PretrainingDistillation | None = None
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        weights = self.loss_weights.values()
+        if self.distillation is not None:
+            self.distillation.check_student(self.model)
+        if min(weights) < 0 or (sum(weights) == 0 and self.distillation is None):
+            listed = ", ".join(f"{name}_weight {w}" for name, w in self.loss_weights.items())
+            raise ConfigError(f"objective has {listed}: expected all >= 0 and one > 0")
+        if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
+            raise ConfigError(
+                f"objective.nsp_weight is {self.nsp_weight}, but {self.model.family} is pretrained "
+                "without next-sentence prediction; expected 0"
+            )
+        if self.sop_weight and "pooler" not in self.model.pretraining_heads:
+            raise ConfigError(
+                f"objective.sop_weight is {self.sop_weight}, but {self.model.family} has no "
+                "pooler, whose output sentence-order prediction uses; expected 0"
+            )
+        check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Returns the weight of each loss by its name."""
+        return {
+            "mlm": self.mlm_weight,
+            "nsp": self.nsp_weight,
+            "sop": self.sop_weight,
+            "sbo": self.sbo_weight,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedPermutedLM:
+    """Configures MPNet's own pretraining: masked and permuted LM (Song et al. 2020)."""
+
+    model: MPNetConfig
+    mask_token_id: int
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLM:
+    """Configures the paper's left-to-right ablation: next-token prediction with a causal mask."""
+
+    model: EncoderConfig
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2Seq:
+    """Configures an encoder-decoder that predicts targets: denoising, or a task as text to text."""
+
+    model: EncoderDecoderConfig
+    label_smoothing: float = 0.0  # fraction of a target that is spread evenly over the vocabulary
+    # Weight of the squared logarithm of the softmax's denominator; 1e-4 for the published T5.
+    z_loss: float = 0.0
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        check_range("objective.label_smoothing", self.label_smoothing, at_least=0, below=1)
+        check_range("objective.z_loss", self.z_loss, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedEmbeddings:
+    """Gives generator and discriminator the same embeddings, as in ELECTRA: tables and norm.
+
+    Both losses train them.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDisentangledEmbeddings:
+    """Adds a trained difference to the generator's embeddings, as in DeBERTa-v3 (GDES).
+
+    The discriminator's table of words is stop_gradient(that of the generator) + difference, and so
+    is its table of positions, if the family has one (He et al. 2023, section 3.3). The differences
+    start at 0. The generator's tables are trained by its own loss only.
+    """
+
+
+EmbeddingSharing = SharedEmbeddings | GradientDisentangledEmbeddings
+"""How generator and discriminator share embeddings; None where each has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedTokens:
+    """Configures replaced-token detection (Clark et al. 2020): a generator and a discriminator.
+
+    `model` is what the run makes: the discriminator.
+    """
+
+    model: EncoderConfig
+    generator: EncoderConfig
+    mask_token_id: int
+    embedding_sharing: EmbeddingSharing | None = SharedEmbeddings()
+    mlm_weight: float = 1.0  # of the generator's loss
+    rtd_weight: float = 50.0  # of the discriminator's loss
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        check_range("objective.mlm_weight", self.mlm_weight, at_least=0)
+        check_range("objective.rtd_weight", self.rtd_weight, at_least=0)
+        check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
+        if self.model.replaced_token_detector is None:
+            raise ConfigError(
+                f"objective.model is {self.model.family}, which has no head that detects replaced "
+                "tokens; expected ELECTRA or DeBERTa, or another objective"
+            )
+        if self.generator.hidden_size > self.model.hidden_size:
+            raise ConfigError(
+                f"objective.generator.hidden_size is {self.generator.hidden_size}, which is wider "
+                f"than the discriminator's objective.model.hidden_size {self.model.hidden_size}; "
+                "expected at most that, usually 1/4 to 1/3 of it"
+            )
+        for name, reason in self._equal_fields().items():
+            values = [getattr(config, name) for config in (self.generator, self.model)]
+            if values[0] != values[1]:
+                # Families without factorized embeddings have no field for their width.
+                has_width = hasattr(self.generator, "embedding_size")
+                width = "embedding_size" if has_width else "hidden_size"
+                field = width if name == "word_embedding_size" else name
+                raise ConfigError(
+                    f"objective.generator.{field} is {values[0]}, but objective.model.{field} is "
+                    f"{values[1]}; expected the same, because {reason}"
+                )
+
+    def _equal_fields(self) -> dict[str, str]:
+        """Returns the fields that both networks must agree on, with the reason."""
+        fields = {"vocab_size": "the discriminator reads tokens that the generator samples"}
+        match self.embedding_sharing:
+            case SharedEmbeddings():
+                tables = ("word_embedding_size", "positions", "type_vocab_size", "layer_norm_eps")
+                return dict.fromkeys(("vocab_size", *tables), "both use the same embeddings")
+            case GradientDisentangledEmbeddings():
+                reason = "the discriminator's embeddings are those of the generator plus a change"
+                return fields | dict.fromkeys(("word_embedding_size", "positions"), reason)
+            case None:
+                return fields
+
+
+_TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
+
+    The loss is the cross-entropy of the labels (binary for a `RankingHead`), and the squared error
+    for a `RegressionHead`. With `distillation`, the outputs of a teacher with the same head are
+    learned, too, or the soft labels of the training examples instead of their labels.
+    """
+
+    model: EncoderConfig
+    head: TaskHead
+    # Dropout on the input of the head; not used by `QuestionAnsweringHead`, as in BERT's release.
+    classifier_dropout: float = 0.1
+    label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
+    class_weights: tuple[float, ...] = ()  # one for each label of the head; () for equal weights
+    distillation: TaskDistillation | SoftLabels | None = None
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.distillation, SoftLabels):
+            if not isinstance(self.head, SequenceClassificationHead):
+                raise ConfigError(
+                    f"objective.distillation is SoftLabels, but objective.head is a "
+                    f"{type(self.head).__name__}; expected a SequenceClassificationHead"
+                )
+        elif self.distillation is not None:
+            self.distillation.check_student(self.model)
+            if label_tokens_of(self.head) is not None:
+                raise ConfigError(
+                    "objective.head has label_tokens, so the task is trained with a prompt, and "
+                    "objective.distillation is set; expected one of them"
+                )
+        check_dropout("objective.classifier_dropout", self.classifier_dropout)
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(
+                f"objective.label_smoothing is {self.label_smoothing}, expected 0 <= "
+                "label_smoothing < 1"
+            )
+        head_type = type(self.head).__name__
+        without_classes = RegressionHead | RankingHead | QuestionAnsweringHead
+        if self.label_smoothing and isinstance(self.head, without_classes):
+            raise ConfigError(
+                f"objective.label_smoothing is {self.label_smoothing}, but a {head_type} has no "
+                "classes to smooth over; set it to 0"
+            )
+        if self.class_weights:
+            _check_class_weights(self.class_weights, self.head)
+
+
+def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
+    match head:
+        case SequenceClassificationHead() | TokenClassificationHead():
+            labels = head.labels
+        case RegressionHead() | RankingHead() | QuestionAnsweringHead() | MultipleChoiceHead():
+            raise ConfigError(
+                f"objective.class_weights is {weights}, but a {type(head).__name__} has no "
+                "classes; expected ()"
+            )
+    if len(weights) != len(labels):
+        raise ConfigError(
+            f"objective.class_weights has {len(weights)} weights, but objective.head has "
+            f"{len(labels)} labels: {', '.join(labels)}"
+        )
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise ConfigError(
+            f"objective.class_weights is {weights}, expected numbers >= 0 and one of them > 0"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHead:
+    """Names the head of one of several tasks; metrics, files and parameters use the name."""
+
+    name: str
+    head: TaskHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformWeighting:
+    """Gives all examples of a batch equal weight, so that a task counts as often as it is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncertaintyWeighting:
+    """Divides the loss of each task by a learned variance (Kendall et al. 2018, section 3.2).
+
+    With s = log variance, the loss is exp(-s) loss + s / 2, and exp(-s) loss / 2 + s / 2 for a
+    regression. Within a task, all examples have equal weight.
+    """
+
+    # Multiplies the learning rate of each s. At the learning rates of fine-tuning, s would not move
+    # noticeably within a run.
+    lr_multiplier: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_range("objective.weighting.lr_multiplier", self.lr_multiplier, above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTask:
+    """Configures multi-task fine-tuning: one encoder with a head for each task.
+
+    Like MT-DNN (Liu et al. 2019), but each batch mixes examples of all tasks.
+    """
+
+    model: EncoderConfig
+    heads: tuple[NamedHead, ...]
+    weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting()
+    classifier_dropout: float = 0.1  # of each head, see `FineTuning`
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if not self.heads:
+            raise ConfigError("objective.heads is empty, expected a head for each task")
+        for named_head in self.heads:
+            if not _TASK_NAME.fullmatch(named_head.name):
+                raise ConfigError(
+                    f"objective.heads has a task {named_head.name!r}; expected a name of letters, "
+                    "digits, '_', '-' and '.', because it is used in names of files and parameters"
+                )
+            if self.task_names.count(named_head.name) > 1:
+                raise ConfigError(
+                    f"objective.heads has two tasks {named_head.name!r}; expected different names"
+                )
+            if isinstance(named_head.head, MultipleChoiceHead):
+                raise ConfigError(
+                    f"objective.heads: {named_head.name!r} is multiple choice, whose examples "
+                    "have several texts and cannot be in a batch with other tasks; fine-tune it in "
+                    "a run of its own"
+                )
+            if window_encoder_of(named_head.head) is not None:
+                raise ConfigError(
+                    f"objective.heads: {named_head.name!r} has a window_encoder, whose examples "
+                    "have several windows and cannot be in a batch with other tasks; fine-tune it "
+                    "in a run of its own"
+                )
+            if label_tokens_of(named_head.head) is not None:
+                raise ConfigError(
+                    f"objective.heads: {named_head.name!r} has label_tokens, which read a prompt; "
+                    "fine-tune it in a run of its own"
+                )
+            self.for_task(named_head.name)
+        by_global_tokens = {self.model.global_tokens(each.head): each.name for each in self.heads}
+        if len(by_global_tokens) > 1:
+            raise ConfigError(
+                f"objective.heads: the tasks {', '.join(map(repr, by_global_tokens.values()))} "
+                f"give global attention to different tokens in {self.model.family}, but an encoder "
+                "runs once for all tasks; fine-tune them in runs of their own"
+            )
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names of the tasks, in the order of their `task_ids`."""
+        return tuple(named_head.name for named_head in self.heads)
+
+    def for_task(self, name: str) -> FineTuning:
+        """Returns the objective config of one task alone.
+
+        Raises:
+          ConfigError: there is no such task; the message names the nearest.
+        """
+        for named_head in self.heads:
+            if named_head.name == name:
+                return FineTuning(
+                    model=self.model,
+                    head=named_head.head,
+                    classifier_dropout=self.classifier_dropout,
+                    compute=self.compute,
+                )
+        hint = did_you_mean(name, self.task_names)
+        raise ConfigError(f"no task {name!r}; {hint}tasks here: {', '.join(self.task_names)}")
+
+
+EncoderObjective = (
+    Pretraining
+    | ReplacedTokens
+    | MaskedPermutedLM
+    | CausalLM
+    | FineTuning
+    | MultiTask
+    | SentenceEmbedding
+)
+"""The objectives of encoders; the model of `Seq2Seq` is an encoder-decoder."""
+
+ObjectiveConfig = EncoderObjective | Seq2Seq
+
+
+def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
+    """Returns the teacher of an objective with distillation; None for other objectives."""
+    match objective:
+        case Pretraining(distillation=distillation) | FineTuning(distillation=distillation):
+            if distillation is None or isinstance(distillation, SoftLabels):
+                return None
+            return distillation.teacher
+        case _:
+            return None

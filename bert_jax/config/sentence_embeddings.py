@@ -1,0 +1,441 @@
+"""Defines the configs of sentence-embedding training: data, losses, evaluation.
+
+Creating a config opens no file; `read_text_groups` does.
+
+Names and defaults are those of sentence-transformers. Imports no jax.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bert_jax.config.labeled_data import Columns, FewShot, Glue, Snli
+from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+
+NliForm = Literal["classes", "pairs", "triples"]
+"""What is made of premises and hypotheses with the labels entailment, neutral, contradiction.
+
+classes   (premise, hypothesis) with their label
+pairs     (premise, hypothesis) that it entails
+triples   (premise, hypothesis that it entails, hypothesis that contradicts it), as in SimCSE
+"""
+NLI_FORMS: tuple[NliForm, ...] = get_args(NliForm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFile:
+    """Configures groups of texts in a CSV, TSV, JSON lines or Parquet file, by column names.
+
+    Attributes:
+      texts: one column for single texts, two for pairs, three for an anchor, its positive and a
+        hard negative, and so on.
+      score: the column of a number that says how similar a pair is.
+      score_range: the lowest and the highest score; scores are mapped to 0 and 1.
+      label: the column of a class.
+    """
+
+    path: str
+    texts: tuple[str, ...]
+    score: str | None = None
+    score_range: tuple[float, float] = (0.0, 1.0)
+    label: str | None = None
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("TextFile.path is empty; expected a file")
+        named = [*self.texts, *(c for c in (self.score, self.label) if c is not None)]
+        if not self.texts or "" in named or len(set(named)) < len(named):
+            raise ConfigError(
+                f"TextFile: the columns are {named}; expected at least one column of texts, and "
+                "different names"
+            )
+        if self.score is not None and self.label is not None:
+            raise ConfigError(
+                f"TextFile has the score {self.score!r} and the label {self.label!r}; expected one"
+            )
+        if not self.score_range[0] < self.score_range[1]:
+            raise ConfigError(
+                f"TextFile.score_range is {list(self.score_range)}, expected the lowest score and "
+                "then the highest"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NliFiles:
+    """Configures SNLI and MNLI as training data of sentence encoders.
+
+    Attributes:
+      tasks: `Snli`, or `Glue` with the task "mnli", or both.
+      splits: the splits to read of each task, as far as it has them.
+    """
+
+    tasks: tuple[Snli | Glue, ...]
+    splits: tuple[str, ...] = ("train",)
+    form: NliForm = "triples"
+
+    def __post_init__(self) -> None:
+        if not self.tasks or not self.splits:
+            raise ConfigError("NliFiles has no tasks or no splits; expected at least one of each")
+        for task in self.tasks:
+            if isinstance(task, Glue) and task.task != "mnli":
+                raise ConfigError(f"NliFiles.tasks has the GLUE task {task.task!r}; expected mnli")
+        if self.form not in NLI_FORMS:
+            raise ConfigError(
+                f"NliFiles.form is {self.form!r}; expected one of {', '.join(NLI_FORMS)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StsBenchmark:
+    """Configures the STS benchmark of GLUE: pairs with scores from 0 to 5, mapped to 0 to 1."""
+
+    folder: str  # contains STS-B/train.tsv
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise ConfigError("StsBenchmark.folder is empty; expected a folder with STS-B")
+
+
+PairSampling = Literal["oversampling", "undersampling", "unique"]
+"""How many pairs of equal and of different classes are trained on.
+
+"oversampling" repeats the rarer kind; "undersampling" drops pairs of the more frequent kind;
+"unique" takes every pair once.
+"""
+PAIR_SAMPLINGS: tuple[PairSampling, ...] = get_args(PairSampling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastivePairs:
+    """Configures pairs of the texts of a classification task (SetFit, Tunstall et al. 2022).
+
+    The score of a pair is 1 if both texts have the same class, and else 0. The texts of a pair task
+    are joined with a space.
+
+    Attributes:
+      num_iterations: pairs of each of both kinds for each text, instead of `sampling`.
+      seed: of the order of the pairs, which decides the pairs that are left out or repeated.
+    """
+
+    task: Glue | Snli | Columns | FewShot
+    sampling: PairSampling = "oversampling"
+    num_iterations: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sampling not in PAIR_SAMPLINGS:
+            raise ConfigError(
+                f"ContrastivePairs.sampling is {self.sampling!r}; expected one of "
+                f"{', '.join(PAIR_SAMPLINGS)}"
+            )
+        if self.num_iterations is not None:
+            check_range("ContrastivePairs.num_iterations", self.num_iterations, at_least=1)
+
+
+TextGroupsConfig = TextFile | NliFiles | StsBenchmark | ContrastivePairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceEmbeddingData:
+    """Configures the training data of a sentence encoder, and the pairs it is evaluated on.
+
+    Attributes:
+      train: the groups of texts; the objective's loss determines what they need.
+      dev: pairs with scores, whose rank correlation with cosines is computed; None: no evaluation.
+      tokenizer: a file or folder that `load_tokenizer` opens.
+      bucket_lengths: the sequence lengths that batches may have below that of the phase. Each one
+        costs a compilation and saves padding.
+    """
+
+    train: TextGroupsConfig
+    dev: TextFile | StsBenchmark | None = None
+    tokenizer: str
+    bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
+
+    def __post_init__(self) -> None:
+        lengths = list(self.bucket_lengths)
+        if lengths != sorted(set(lengths)) or min(lengths, default=4) < 4:
+            raise ConfigError(
+                f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
+                "least 4"
+            )
+        if isinstance(self.dev, TextFile) and (len(self.dev.texts) != 2 or self.dev.score is None):
+            raise ConfigError(
+                f"data.dev has the texts {list(self.dev.texts)} and the score {self.dev.score!r}; "
+                "expected two columns of texts and one of scores"
+            )
+
+    def batch_lengths(self, max_length: int) -> tuple[int, ...]:
+        """Returns the sequence lengths that batches of at most `max_length` tokens may have."""
+        return (*(length for length in self.bucket_lengths if length < max_length), max_length)
+
+
+_LOSS = "objective.loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxLoss:
+    """Classifies pairs by (u, v, |u - v|) with a linear layer (SBERT, Reimers and Gurevych 2019).
+
+    The linear layer is not part of the trained sentence encoder.
+    """
+
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) < 2 or len(set(self.labels)) < len(self.labels):
+            raise ConfigError(
+                f"{_LOSS}.labels is {list(self.labels)}, expected at least two different names"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineSimilarityLoss:
+    """Fits the cosine of pairs to their scores from 0 to 1, by the squared error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoSENTLoss:
+    """Puts the cosines of the pairs of a batch into the order of their scores (Su 2022)."""
+
+    scale: float = 20.0
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleNegativesRankingLoss:
+    """Finds the positive of each anchor among the texts of the batch (Henderson et al. 2017).
+
+    An example is an anchor, a positive and any number of hard negatives. The candidates are the
+    positives and the hard negatives of all examples.
+
+    Attributes:
+      scale: multiplies the cosines; 1 / temperature.
+      symmetric: also finds the anchor of each positive, and takes the mean of both losses.
+    """
+
+    scale: float = 20.0
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletLoss:
+    """Brings the positive of an anchor nearer to it than the negative, by a Euclidean margin."""
+
+    margin: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check_positive("margin", self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveLoss:
+    """Brings pairs with label 1 together, and those with label 0 apart, up to a cosine margin."""
+
+    margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_positive("margin", self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsupervisedSimCSE:
+    """Recognizes a text after other dropout among the texts of the batch (Gao et al. 2021, 3).
+
+    Each text is in a batch twice; dropout makes its two vectors different.
+
+    Attributes:
+      mlp_only_train: whether the loss reads tanh(W v + b) in place of the vector v, with a layer
+        that is trained and then left out, as in the paper with the pooling "cls" (section 6.3).
+    """
+
+    temperature: float = 0.05
+    mlp_only_train: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("temperature", self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedSimCSE:
+    """Finds the entailed hypothesis among the hypotheses of the batch (Gao et al. 2021, 4).
+
+    An example is a premise, an entailed hypothesis and a contradicting one.
+
+    Attributes:
+      hard_negative_weight: logarithm of the weight of an example's own contradiction in the
+        softmax; 0 is the weight 1.
+    """
+
+    temperature: float = 0.05
+    hard_negative_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("temperature", self.temperature)
+        if not math.isfinite(self.hard_negative_weight):
+            raise ConfigError(
+                f"{_LOSS}.hard_negative_weight is {self.hard_negative_weight}, expected a number"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSELoss:
+    """Fits the vectors of single texts to those of a teacher, by the mean squared error.
+
+    Attributes:
+      teacher: a model whose vectors have the same size; it is read when the run starts or resumes.
+    """
+
+    teacher: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarginMSELoss:
+    """Fits query . positive - query . negative to the same difference of a teacher.
+
+    Attributes:
+      teacher: a model with vectors of any size; it is read when the run starts or resumes.
+    """
+
+    teacher: str
+
+
+SingleLoss = (
+    SoftmaxLoss
+    | CosineSimilarityLoss
+    | CoSENTLoss
+    | MultipleNegativesRankingLoss
+    | TripletLoss
+    | ContrastiveLoss
+    | UnsupervisedSimCSE
+    | SupervisedSimCSE
+    | MSELoss
+    | MarginMSELoss
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatryoshkaLoss:
+    """Sums a loss over vectors of several sizes, so that vectors can be shortened later.
+
+    Each vector is cut to its first components and normalized (Kusupati et al. 2022). The vectors of
+    a teacher are cut, too, and `SoftmaxLoss` uses the weights of these components alone (MRL-E).
+
+    Attributes:
+      dims: the sizes; the size of the vectors of the model should be one of them.
+      weights: one for each size; () for equal weights of 1.
+    """
+
+    loss: SingleLoss
+    dims: tuple[int, ...]
+    weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.dims or min(self.dims) < 1 or len(set(self.dims)) < len(self.dims):
+            raise ConfigError(
+                f"{_LOSS}.dims is {list(self.dims)}, expected different sizes of at least 1"
+            )
+        if self.weights and len(self.weights) != len(self.dims):
+            raise ConfigError(
+                f"{_LOSS}.weights has {len(self.weights)} numbers, but {_LOSS}.dims has "
+                f"{len(self.dims)}; expected one for each, or ()"
+            )
+        for weight in self.weights:
+            _check_positive("weights", weight)
+
+
+SentenceLoss = SingleLoss | MatryoshkaLoss
+
+
+def single_loss(loss: SentenceLoss) -> SingleLoss:
+    """Returns the loss itself, or the one that a `MatryoshkaLoss` sums."""
+    return loss.loss if isinstance(loss, MatryoshkaLoss) else loss
+
+
+def has_in_batch_negatives(loss: SentenceLoss) -> bool:
+    """Returns whether texts of other examples are negatives, so that no text may occur twice."""
+    return isinstance(
+        single_loss(loss), MultipleNegativesRankingLoss | UnsupervisedSimCSE | SupervisedSimCSE
+    )
+
+
+def compares_examples(loss: SentenceLoss) -> bool:
+    """Returns whether the loss of a batch is not the sum of the losses of its parts."""
+    return has_in_batch_negatives(loss) or isinstance(single_loss(loss), CoSENTLoss)
+
+
+def teacher_path(loss: SentenceLoss) -> str | None:
+    """Returns the path of the teacher of a loss; None if it has none."""
+    match single_loss(loss):
+        case MSELoss(teacher=teacher) | MarginMSELoss(teacher=teacher):
+            return teacher
+        case _:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceEmbedding:
+    """Configures the training of a sentence encoder: an encoder, pooling, and a loss of vectors.
+
+    Attributes:
+      chunk_size: examples whose texts are encoded at once, which must divide the batch size; None
+        encodes the whole batch at once. Chunks are encoded one after another and again in the
+        backward pass, so the memory is that of a chunk, and the loss and its gradients are those of
+        the whole batch (GradCache, Gao et al. 2021). Dropout differs from that without chunks.
+    """
+
+    model: EncoderConfig
+    sentence_encoder: SentenceEncoderConfig = SentenceEncoderConfig()  # noqa: RUF009 (frozen)
+    loss: SentenceLoss
+    chunk_size: int | None = None
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        size = self.embedding_size
+        if isinstance(self.loss, MatryoshkaLoss) and max(self.loss.dims) > size:
+            raise ConfigError(
+                f"{_LOSS}.dims is {list(self.loss.dims)}, but vectors have {size} components"
+            )
+        if self.chunk_size is not None:
+            check_range("objective.chunk_size", self.chunk_size, at_least=1)
+
+    @property
+    def embedding_size(self) -> int:
+        """Returns the number of components of the vectors that the loss reads."""
+        return self.sentence_encoder.embedding_size(self.model.hidden_size)
+
+    def check_batch(self, batch_size: int, gradient_accumulation_steps: int) -> None:
+        """Raises a ConfigError if the loss of a batch cannot be computed in these parts."""
+        if self.chunk_size is not None and batch_size % self.chunk_size:
+            raise ConfigError(
+                f"objective.chunk_size is {self.chunk_size}, which does not divide the batch_size "
+                f"{batch_size} of train.phases; expected a divisor of it"
+            )
+        if gradient_accumulation_steps == 1:
+            return
+        if compares_examples(self.loss):
+            raise ConfigError(
+                f"train.phases has gradient_accumulation_steps {gradient_accumulation_steps}, but "
+                f"{type(single_loss(self.loss)).__name__} compares each example with all others of "
+                "the batch; expected 1, and objective.chunk_size to save memory"
+            )
+        if self.chunk_size is not None:
+            raise ConfigError(
+                f"objective.chunk_size is {self.chunk_size} and train.phases has "
+                f"gradient_accumulation_steps {gradient_accumulation_steps}; expected one of them"
+            )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{_LOSS}.{name} is {value}, expected a number > 0")

@@ -1,0 +1,415 @@
+"""Defines the configs of a run: phases, optimizers and schedules, mesh, precision.
+
+Imports no jax.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.config.data import Denoising, Masking, MaskingConfig
+from bert_jax.config.tuning import TuningConfig
+from bert_jax.errors import ConfigError, check_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """Configures Adam with decoupled weight decay; BERT's own Adam has no bias correction."""
+
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lamb:
+    """Configures LAMB (You et al. 2020): AdamW with updates scaled by a trust ratio per parameter.
+
+    Used for large batches.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableAdamW:
+    """Configures AdamW with update clipping (Wortsman et al. 2023, algorithm 2), as for ModernBERT.
+
+    The update of a parameter is divided by RMS(gradient / sqrt(second moment)), the root mean
+    square over its elements, if that is above 1. This replaces the clipping of gradients: set
+    `max_grad_norm` to None.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.99
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor:
+    """Configures Adafactor (Shazeer and Stern 2018) as for T5: factored moments, no momentum.
+
+    The update of a parameter is divided by its root mean square if that is above
+    `clipping_threshold`, and multiplied by the root mean square of the parameter. There is no
+    weight decay. Set `max_grad_norm` to None.
+    """
+
+    decay_rate: float = 0.8  # second moments decay by 1 - (number of the update) ** -decay_rate
+    clipping_threshold: float = 1.0
+    min_dim_size_to_factor: int = 128  # smaller matrices have one moment for each element
+
+    def __post_init__(self) -> None:
+        check_range("train.optimizer.decay_rate", self.decay_rate, above=0, below=1)
+        name = "train.optimizer.clipping_threshold"
+        check_range(name, self.clipping_threshold, above=0)
+        name = "train.optimizer.min_dim_size_to_factor"
+        check_range(name, self.min_dim_size_to_factor, at_least=1)
+
+
+Optimizer = AdamW | Lamb | StableAdamW | Adafactor
+
+
+def _check_moments(optimizer: AdamW | Lamb | StableAdamW) -> None:
+    for name in ("b1", "b2"):
+        check_range(f"train.optimizer.{name}", getattr(optimizer, name), at_least=0, below=1)
+    check_range("train.optimizer.epsilon", optimizer.epsilon, at_least=0)
+    check_range("train.optimizer.weight_decay", optimizer.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupLinear:
+    """Configures a learning rate that rises linearly for `warmup_steps` and then decays to 0."""
+
+    peak_learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay:
+    """Configures a learning rate that rises linearly, stays at its peak, and decays at the end.
+
+    In the last `decay_steps` it is the peak times 1 - sqrt(fraction of these steps), which ends at
+    0 (Hägele et al. 2024). A run without decay can be continued, with or without decay.
+    """
+
+    peak_learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+        check_range("train.schedule.decay_steps", self.decay_steps, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSquareRoot:
+    """Configures the rate scale / sqrt(max(step, warmup_steps)), as for T5 (Raffel et al. 2020).
+
+    The step counts from 0. The rate is constant in the first `warmup_steps`, and does not depend on
+    the number of steps of the run.
+    """
+
+    scale: float = 1.0
+    warmup_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_range("train.schedule.scale", self.scale, above=0)
+        check_range("train.schedule.warmup_steps", self.warmup_steps, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantRate:
+    """Configures a constant learning rate, as for the fine-tuning of T5."""
+
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_range("train.schedule.learning_rate", self.learning_rate, above=0)
+
+
+Schedule = WarmupLinear | WarmupStableDecay | InverseSquareRoot | ConstantRate
+
+
+def _check_schedule(schedule: WarmupLinear | WarmupStableDecay) -> None:
+    peak = schedule.peak_learning_rate
+    if schedule.warmup_steps < 0 or not (math.isfinite(peak) and peak > 0):
+        raise ConfigError(
+            f"train.schedule has peak_learning_rate {peak} and warmup_steps "
+            f"{schedule.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
+        )
+
+
+Parallelism = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+CommunicationDtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Arranges the devices along three axes; one size may be -1, for all remaining devices.
+
+    Attributes:
+      data: splits the batch.
+      fsdp: splits the batch, the parameters and the optimizer state.
+      tensor: splits heads, feed-forward width and vocabulary within a layer.
+      communication_dtype: the dtype of matrices sent between devices, as summed gradients and as
+        gathered parameters. bfloat16 halves the traffic, and rounds each device's part of a
+        gradient to 8 bits before the sum (see `parallel/communication.py`).
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    communication_dtype: CommunicationDtype = "float32"
+
+    def __post_init__(self) -> None:
+        sizes = (self.data, self.fsdp, self.tensor)
+        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+            raise ConfigError(f"mesh {sizes}: expected sizes >= 1, and -1 at most once")
+
+    def axis_sizes(self, num_devices: int) -> tuple[int, int, int]:
+        """Returns the sizes (data, fsdp, tensor) on a number of devices.
+
+        Raises:
+          ConfigError: the product of the sizes cannot be the number of devices.
+        """
+        sizes = [self.data, self.fsdp, self.tensor]
+        known = 1
+        for size in sizes:
+            known *= max(size, 1)
+        if -1 in sizes and num_devices % known == 0:
+            sizes[sizes.index(-1)] = num_devices // known
+            known = num_devices
+        if known != num_devices or -1 in sizes:
+            raise ConfigError(
+                f"mesh data={self.data} fsdp={self.fsdp} tensor={self.tensor} does not fit "
+                f"{num_devices} devices: the product must be {num_devices} (-1 fills one axis)"
+            )
+        return sizes[0], sizes[1], sizes[2]
+
+
+def make_mesh_config(
+    parallelism: Parallelism, communication_dtype: CommunicationDtype = "float32"
+) -> MeshConfig:
+    """Returns a preset: dp replicates the model, fsdp shards it, tp and fsdp_tp halve layers."""
+    return {
+        "dp": MeshConfig(communication_dtype=communication_dtype),
+        "fsdp": MeshConfig(data=1, fsdp=-1, communication_dtype=communication_dtype),
+        "tp": MeshConfig(tensor=2, communication_dtype=communication_dtype),
+        "fsdp_tp": MeshConfig(data=1, fsdp=-1, tensor=2, communication_dtype=communication_dtype),
+    }[parallelism]
+
+
+__all__ = [
+    "Adafactor",
+    "AdamW",
+    "CheckpointConfig",
+    "ConstantRate",
+    "HeldOutEval",
+    "InverseSquareRoot",
+    "LabeledEval",
+    "Lamb",
+    "LoggingConfig",
+    "Optimizer",
+    "Phase",
+    "Schedule",
+    "StableAdamW",
+    "TrainConfig",
+    "WarmupLinear",
+    "WarmupStableDecay",
+]
+
+LARGEST_BATCH_SIZE = 2**19
+"""A larger batch is a mistake, which is refused before memory runs out."""
+LARGEST_NUM_STEPS = 2**31 - 1
+"""Updates are counted in int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Configures consecutive steps of a run with one sequence length and one batch size.
+
+    Attributes:
+      batch_size: examples for one update, over all devices.
+      max_predictions_per_seq: masked positions of a sequence; 0 for data without masked LM.
+      target_length: tokens that the decoder predicts; 0 for models without a decoder.
+      gradient_accumulation_steps: microbatches whose gradients are summed for one update.
+    """
+
+    steps: int
+    seq_length: int
+    batch_size: int
+    max_predictions_per_seq: int = 0
+    gradient_accumulation_steps: int = 1
+    target_length: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"a phase of train.phases has {name} {getattr(self, name)}, expected at least 1"
+                )
+        phase = "a phase of train.phases:"
+        check_range(f"{phase} batch_size", self.batch_size, at_most=LARGEST_BATCH_SIZE)
+        predictions = self.max_predictions_per_seq
+        check_range(f"{phase} max_predictions_per_seq", predictions, at_least=0)
+        check_range(f"{phase} target_length", self.target_length, at_least=0)
+        if remainder := self.batch_size % self.gradient_accumulation_steps:
+            smaller = self.batch_size - remainder
+            larger = smaller + self.gradient_accumulation_steps
+            # A phase does not know its index, but its other fields identify it.
+            raise ConfigError(
+                f"the phase of train.phases with {self.steps} steps of sequence length "
+                f"{self.seq_length} has batch_size {self.batch_size}, expected a multiple of its "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps}; the nearest is "
+                + (f"{smaller} or {larger}" if smaller else f"{larger}")
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Returns the global size of each dimension of a batch: {"B": 32, "L": 128, "P": 20}.
+
+        With a decoder also its length "T".
+        """
+        sizes = {"B": self.batch_size, "L": self.seq_length, "P": self.max_predictions_per_seq}
+        return sizes | ({"T": self.target_length} if self.target_length else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Configures when checkpoints are saved and which ones are kept.
+
+    A checkpoint is saved every `save_every` steps and after the last step; with `best_metric` also
+    after every evaluation. The `keep_last` newest are kept, and the best one.
+
+    Attributes:
+      best_metric: a metric of the evaluation, for example "mlm_loss"; None: no best checkpoint.
+      best_mode: whether the smallest ("min") or the largest ("max") value of it is the best.
+      early_stopping_patience: evaluations without a better one after which the run ends early.
+    """
+
+    save_every: int = 1000
+    keep_last: int = 3
+    best_metric: str | None = None
+    best_mode: Literal["min", "max"] | None = None
+    early_stopping_patience: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("train.checkpoints.save_every", self.save_every, at_least=1)
+        check_range("train.checkpoints.keep_last", self.keep_last, at_least=1)
+        if self.best_metric is not None and self.best_mode is None:
+            raise ConfigError(
+                f"train.checkpoints.best_metric is {self.best_metric!r}, but best_mode is None; "
+                "set train.checkpoints.best_mode to 'min' (as for losses) or 'max' (as for "
+                "accuracies)"
+            )
+        if self.early_stopping_patience is not None and (
+            self.best_metric is None or self.early_stopping_patience < 1
+        ):
+            raise ConfigError(
+                f"train.checkpoints.early_stopping_patience is {self.early_stopping_patience} and "
+                f"best_metric is {self.best_metric!r}; expected a patience of at least 1 and the "
+                "name of a metric in best_metric"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutEval:
+    """Configures the evaluation of pretraining on fixed held-out examples with fixed masks.
+
+    Attributes:
+      corpus: folder of the held-out corpus, written by `bert-jax prepare`.
+      masking: used instead of the masking of training, so that runs with different masking rates
+        can be compared.
+    """
+
+    corpus: str
+    eval_every: int = 1000
+    num_examples: int = 1024
+    batch_size: int = 64
+    masking: MaskingConfig | Denoising = Masking()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "num_examples", "batch_size"):
+            check_range(f"train.evaluation.{name}", getattr(self, name), at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledEval:
+    """Configures the evaluation of fine-tuning on a labeled split, with the metrics of its task."""
+
+    split: str = "dev"
+    eval_every: int = 1000
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "batch_size"):
+            check_range(f"train.evaluation.{name}", getattr(self, name), at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Configures how often metrics are logged; each time the host waits for the device."""
+
+    log_every: int = 50
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("train.logging.log_every", self.log_every, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Configures a training run: its phases share one optimizer and one schedule."""
+
+    phases: tuple[Phase, ...]
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = WarmupLinear()
+    max_grad_norm: float | None = 1.0  # None does not clip gradients
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    evaluation: HeldOutEval | LabeledEval | None = None
+    logging: LoggingConfig = LoggingConfig()
+    tuning: TuningConfig = TuningConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            raise ConfigError("train.phases is empty, expected at least one phase")
+        check_range("the number of steps in train.phases", self.steps, at_most=LARGEST_NUM_STEPS)
+        if self.max_grad_norm is not None:
+            check_range("train.max_grad_norm", self.max_grad_norm, above=0)
+        if isinstance(self.schedule, InverseSquareRoot | ConstantRate):
+            return
+        if self.schedule.warmup_steps >= self.steps:
+            raise ConfigError(
+                f"train.schedule.warmup_steps is {self.schedule.warmup_steps}, but train.phases "
+                f"have {self.steps} steps in total; expected fewer warmup steps than that"
+            )
+        decay_steps = getattr(self.schedule, "decay_steps", 0)
+        if self.schedule.warmup_steps + decay_steps > self.steps:
+            raise ConfigError(
+                f"train.schedule has {self.schedule.warmup_steps} warmup_steps and {decay_steps} "
+                f"decay_steps, but train.phases have {self.steps} steps in total; expected at most "
+                "that many together"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Returns the number of updates in all phases."""
+        return sum(phase.steps for phase in self.phases)

@@ -1,1 +1,0 @@
-"""Model folders in the format of sentence-transformers: an encoder and the modules after it."""
