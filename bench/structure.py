@@ -111,8 +111,9 @@ def count_lines(file: Path) -> Lines:
         kind[number] = "code" if line.strip() else "blank"
     with file.open("rb") as stream:
         for token in tokenize.tokenize(stream.readline):
-            if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
-                kind[token.start[0]] = "comments"
+            row, column = token.start
+            if token.type == tokenize.COMMENT and not text[row - 1][:column].strip():
+                kind[row] = "comments"
     strings = [found for node in ast.walk(tree) if (found := _docstring(node))]
     for nodes, name in (
         ([*strings, *_documented_names(tree)], "docstrings"),
