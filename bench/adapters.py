@@ -257,13 +257,14 @@ class ScoreResults:
 
     def add(self, task: str, method: str, seed: int, folder: Path) -> None:
         """Adds the metrics of a finished run."""
+        from bert_jax.io.json_io import read_json_object
         from bert_jax.runs import run_folder
 
-        config = run_folder.read_run_json(folder / run_folder.CONFIG)["config"]
+        config = read_json_object(folder / run_folder.CONFIG)["config"]
         metric = config["train"]["checkpoints"]["best_metric"]
         new = {"settings": self._settings, "metric": metric, "runs": {}}
         runs = self._tasks.setdefault(task, new)["runs"]
-        metrics = run_folder.read_run_json(folder / run_folder.EVALUATION)["dev"]
+        metrics = read_json_object(folder / run_folder.EVALUATION)["dev"]
         runs.setdefault(method, {})[str(seed)] = metrics
 
     def write(self) -> None:

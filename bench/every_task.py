@@ -93,11 +93,12 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     from bert_jax.config.data import FineTuningData
     from bert_jax.config.experiment import Experiment
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.runs.run_folder import CONFIG, read_run_json
+    from bert_jax.io.json_io import read_json_object
+    from bert_jax.runs.run_folder import CONFIG
     from bert_jax.tasks import kind_of, make_features
     from bert_jax.text.load_tokenizer import load_tokenizer
 
-    experiment = from_json(Experiment, read_run_json(run / CONFIG)["config"])
+    experiment = from_json(Experiment, read_json_object(run / CONFIG)["config"])
     data = experiment.data
     assert isinstance(data, FineTuningData)
     task = load_task(data.task)

@@ -44,7 +44,6 @@ from bert_jax.cli import (
     train_tokenizer,
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
-from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.cli.embeddings import embed_evaluate, embed_train
 from bert_jax.cli.language_models import fill_mask, generate
 from bert_jax.cli.shipped import recipes, tpu
@@ -115,8 +114,6 @@ faster. To prevent this, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code; `--help` and usage errors raise SystemExit."""
     parser = build_parser()
-    if message := renamed_message(sys.argv[1:] if argv is None else argv):
-        parser.error(message)
     args = parser.parse_args(argv)
     set_up_logging()
     if sys.stdout is None:  # Python's value if the shell has closed it (`>&-`)

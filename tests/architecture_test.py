@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Layers from the bottom up. A package imports packages of lower layers and its own modules; so
 # there is no circle of packages, and only `__main__`, which lists the verbs, imports apps.
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "version", "legacy_names"},
+    {"errors", "version"},
     {"io", "params", "batch"},
     {"models"},
     {"config"},
@@ -251,7 +251,7 @@ def test_configs_import_errors_and_other_configs_only():
         and not (
             library == "bert_jax"
             and (
-                rest[0] in ("errors", "config", "legacy_names")
+                rest[0] in ("errors", "config")
                 or rest[-2:-1] in (["config"], ["pretraining_config"])
             )
         )

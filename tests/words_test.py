@@ -124,8 +124,8 @@ BRITISH = {
     "tokenis": "tokeniz",
     "travelled": "traveled",
 }
-# Files that must quote such words: names in files that earlier versions saved, and this list.
-QUOTES_OLD_WORDS = {"bert_jax/legacy_names.py", "tests/legacy_names_test.py", "tests/words_test.py"}
+# The file that must quote such words: this list.
+QUOTES_OLD_WORDS = {"tests/words_test.py"}
 # Word in a British spelling -> why it must be spelled so. It may appear in quotation marks only.
 BRITISH_BY_ORIGIN = {
     "judgement": "a column of CoLA, as GLUE distributes it",
@@ -205,7 +205,6 @@ def text_files() -> list[Path]:
         and "__pycache__" not in f.parts
         and not f.name.startswith(".")
         and relative(f) not in QUOTES_OLD_WORDS
-        and "fixtures" not in f.parts  # recipes for files made by earlier versions
     )
 
 

@@ -17,7 +17,6 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from bert_jax import legacy_names
 from bert_jax.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -79,11 +78,8 @@ def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
         data = {TYPE_KEY: data}  # a type by its name, with its defaults: --set ...=PallasAttention
     if isinstance(data, Mapping) and TYPE_KEY in data:
         if data[TYPE_KEY] not in classes:
-            new_name = legacy_names.CLASSES.get(data[TYPE_KEY])
-            hint = f"it is called {new_name!r} now; " if new_name else ""
             raise ConfigError(
-                f"{path}: unknown type {data[TYPE_KEY]!r}; {hint}"
-                f"possible: {', '.join(sorted(classes))}"
+                f"{path}: unknown type {data[TYPE_KEY]!r}; possible: {', '.join(sorted(classes))}"
             )
         return from_json(classes[data[TYPE_KEY]], data, path)
     for member in sorted(members, key=lambda m: m is float):  # int before float keeps 3 an int
@@ -103,7 +99,7 @@ def _from_json_dataclass(cls: Any, data: Any, path: str) -> Any:
     values = {key: value for key, value in data.items() if key != TYPE_KEY}
     for key in values:
         if key not in hints:
-            raise _unknown_config_field(_join(path, key), key, cls)
+            raise unknown_field(_join(path, key), key, hints)
     try:
         return cls(**{k: from_json(hints[k], v, _join(path, k)) for k, v in values.items()})
     except TypeError as error:  # a required field is missing
@@ -141,18 +137,12 @@ def _replace(config: Any, keys: list[str], value: Any, path: str) -> Any:
         raise ConfigError(f"{path}: {key!r} is beyond the last field; this is a plain value")
     hints = _hints(type(config))
     if key not in hints:
-        raise _unknown_config_field(path, key, type(config))
+        raise unknown_field(path, key, hints)
     if rest:
         new = _replace(getattr(config, key), rest, value, path)
     else:
         new = from_json(hints[key], value, path)
     return dataclasses.replace(typing.cast(Any, config), **{key: new})
-
-
-def _unknown_config_field(path: str, key: str, cls: Any) -> ConfigError:
-    if key in (renamed := legacy_names.FIELDS.get(cls.__name__, {})):
-        return ConfigError(f"{path}: the field {key!r} is called {renamed[key]!r} now")
-    return unknown_field(path, key, _hints(cls))
 
 
 def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str]) -> ConfigError:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import legacy_names
 from bert_jax.config.config_lib import from_json, unknown_field
 from bert_jax.errors import ConfigError, UserError, did_you_mean
 
@@ -100,9 +99,6 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
         if not separator:
             raise ConfigError(f"--arg {assignment}: expected NAME=VALUE, as in size=tiny")
         if name not in parameters:
-            new_name = legacy_names.RECIPE_ARGUMENTS.get(name)
-            if new_name in parameters:
-                raise ConfigError(f"--arg {assignment}: {name!r} is called {new_name!r} now")
             raise unknown_field(f"--arg {assignment}", name, list(parameters))
         annotation = parameters[name].annotation
         if annotation is inspect.Parameter.empty:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bert_jax.config.config_lib import flatten, to_json
 from bert_jax.config.tuning import TuningConfig
+from bert_jax.io.json_io import read_json_object
 from bert_jax.pretrained.load import RunCheckpoint
 from bert_jax.report.html import format_value, humanize
 from bert_jax.runs import run_folder
@@ -23,7 +24,7 @@ def model_card_sections(run: RunCheckpoint) -> list[str]:
     """Returns headings and texts, alternating: training data, training, results, hardware."""
     config = run.config
     file = run.folder / run_folder.ANALYSIS
-    analysis = run_folder.read_run_json(file) if file.exists() else None
+    analysis = read_json_object(file) if file.exists() else None
     mixture_section = []
     if run.task:
         mixture_section = [_mixture_section(run, analysis["mixture"] if analysis else [])]

@@ -25,9 +25,10 @@ from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json_object
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.pretrained.load import LoadedModel, require_single_task
-from bert_jax.runs.run_folder import DEMONSTRATIONS, SETFIT_HEAD, read_run_json
+from bert_jax.runs.run_folder import DEMONSTRATIONS, SETFIT_HEAD
 from bert_jax.tasks import kind_of_head
 
 
@@ -108,7 +109,7 @@ def save_demonstrations(folder: Path, examples: Sequence[TextExample]) -> None:
 
 
 def _read_demonstrations(folder: Path) -> tuple[TextExample, ...]:
-    examples = read_run_json(folder / DEMONSTRATIONS)["examples"]
+    examples = read_json_object(folder / DEMONSTRATIONS)["examples"]
     return tuple(TextExample(id=str(index), **each) for index, each in enumerate(examples))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.io.json_io import read_json_object
 from bert_jax.report.svg_charts import Phase
 from bert_jax.runs import attempt_log, metrics, run_folder
 from bert_jax.runs.attempt_log import Attempt
@@ -107,10 +108,10 @@ def read_run(folder: Path) -> RunData:
     Raises:
       UserError: `folder` is not a run folder, or one of the files is damaged.
     """
-    info = run_folder.read_run_json(folder / run_folder.CONFIG)
+    info = read_json_object(folder / run_folder.CONFIG)
     rows = metrics.read_metrics(folder / metrics.FILE)
     results, analysis, baselines = (
-        run_folder.read_run_json(folder / file) if (folder / file).exists() else {}
+        read_json_object(folder / file) if (folder / file).exists() else {}
         for file in (run_folder.EVALUATION, run_folder.ANALYSIS, run_folder.BASELINES)
     )
     return RunData(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from bert_jax.io.json_io import read_json_object
 from bert_jax.params import paths
 from bert_jax.runs import run_folder
 from bert_jax.runs.progress import format_duration
@@ -105,7 +106,7 @@ def log_results(folder: Path, report: Path, seconds: float) -> None:
       seconds: wall time of this process.
     """
     file = folder / run_folder.EVALUATION
-    results = list(_by_split(run_folder.read_run_json(file) if file.exists() else {}))
+    results = list(_by_split(read_json_object(file) if file.exists() else {}))
     for name, metrics in results:
         _log(f"final evaluation, {name or 'held-out'}: {format_metrics(metrics)}")
     if not results:

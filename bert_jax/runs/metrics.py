@@ -9,7 +9,6 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import atomic_write
-from bert_jax.legacy_names import METRICS, rename_keys
 from bert_jax.runs.hooks import StepEvent, Throughput
 
 FILE = "metrics.jsonl"
@@ -83,7 +82,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            row = rename_keys(json.loads(line), METRICS)
+            row = json.loads(line)
             is_valid = type(row["step"]) is int and row["split"] in (TRAIN, EVALUATION)
             is_valid &= isinstance(row.get("phase", ""), str) and all(
                 value is None or type(value) in (int, float)

@@ -38,7 +38,6 @@ from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.io.json_io import read_json_object
-from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
@@ -63,18 +62,6 @@ def package_versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions_by_package[package] = metadata.version(package)
     return versions_by_package
-
-
-def read_run_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON file of a run folder and translates names of earlier versions.
-
-    Raises:
-      UserError: the file does not exist or is not a JSON object; the message names the line.
-    """
-    data = read_json_object(file)
-    if file.name == CONFIG:
-        return upgrade_config(data)
-    return upgrade_analysis(data) if file.name == ANALYSIS else data
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -236,7 +223,7 @@ def _remove(path: Path) -> None:
 
 
 def _read_saved_config(file: Path) -> dict[str, Any]:
-    saved = read_run_json(file)
+    saved = read_json_object(file)
     if "config" not in saved:
         raise UserError(
             f"{file} was not written by bert_jax: it has no field 'config'; choose another run "
@@ -272,7 +259,7 @@ def external_checkpoint_dir(folder: Path) -> str | None:
     """
     if (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
         return None
-    external_dir = read_run_json(folder / CONFIG).get(_CHECKPOINT_DIR_KEY)
+    external_dir = read_json_object(folder / CONFIG).get(_CHECKPOINT_DIR_KEY)
     if external_dir is not None and not isinstance(external_dir, str):
         raise UserError(
             f"{folder / CONFIG}: {_CHECKPOINT_DIR_KEY} is {external_dir!r}; expected the folder of "

@@ -12,7 +12,8 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
-from bert_jax.runs.run_folder import CONFIG, read_run_json
+from bert_jax.io.json_io import read_json_object
+from bert_jax.runs.run_folder import CONFIG
 
 _KEY = "data_fingerprint"
 
@@ -29,7 +30,7 @@ def check_fingerprint(folder: Path, fingerprint: str | None) -> None:
     """
     if fingerprint is None or not (folder / CONFIG).is_file():
         return
-    previous = read_run_json(folder / CONFIG).get(_KEY, fingerprint)
+    previous = read_json_object(folder / CONFIG).get(_KEY, fingerprint)
     if previous != fingerprint:
         raise UserError(
             f"the training data has changed since the run in {folder} was started: examples were "
@@ -41,7 +42,7 @@ def check_fingerprint(folder: Path, fingerprint: str | None) -> None:
 
 def write_fingerprint(folder: Path, fingerprint: str | None) -> None:
     """Writes the fingerprint of the training data into `config.json`; None writes nothing."""
-    saved = read_run_json(folder / CONFIG)
+    saved = read_json_object(folder / CONFIG)
     if fingerprint is not None and saved.get(_KEY) != fingerprint:
         write_json(folder / CONFIG, {**saved, _KEY: fingerprint})
 

@@ -14,7 +14,6 @@ import pytest
 
 from bert_jax import __main__ as cli
 from bert_jax import __version__
-from bert_jax.cli.arguments import renamed
 from bert_jax.config.recipes import find_recipe, load_recipe
 from bert_jax.errors import ConfigError, UserError
 
@@ -174,40 +173,6 @@ def test_examples_in_the_help_of_every_verb_parse():
 def continued(epilog: str | None) -> str:
     """Returns the text with lines that end in a backslash joined to the next."""
     return (epilog or "").replace("\\\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["explain", "recipe.py"], "the verb `explain` is now called `show-config`"),
-        (["data", "show", "squad"], "`data show` is now called `data inspect`"),
-        (["vocab", "learn", "--size", "9"], "`vocab learn` is now called `tokenizer train`"),
-        (["predict", "m", "--long=tail"], "--long of `predict` is now called --truncat"),
-        (["glue", "--seeds", "2"], "--seeds of `glue` is now called --num-seeds N, a count"),
-        (["predict", "--model", "m", "a"], "is now the first argument, without a flag: bert-jax"),
-        (["fisher", "m", "--texts", "9"], "--texts of `fisher` is now called --num-examples"),
-    ],
-)
-def test_old_verb_or_flag_error_names_the_new_name(command, message, capsys):
-    with pytest.raises(SystemExit) as exited:
-        cli.main(command)
-    assert exited.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_new_names_of_verbs_and_flags_exist():
-    for old, new in renamed.RENAMED_VERBS.items():
-        assert old not in cli.VERBS and new in cli.VERBS
-    for verb, flags in renamed.RENAMED_FLAGS.items():
-        parser = argparse.ArgumentParser()
-        cli.VERBS[verb].add_arguments(parser)
-        for old, new in flags.items():
-            assert old not in parser._option_string_actions, f"{verb} {old}"
-            assert new.split()[0] in parser._option_string_actions or not new.startswith("--"), new
-
-
-def test_old_flag_after_double_dash_is_a_text():
-    assert renamed.renamed_message(["predict", "m", "--", "--long"]) is None
 
 
 def test_every_flag_has_a_help_text():

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.io.json_io import read_json_object
 from bert_jax.runs.run_folder import (
     checkpoint_dir,
     lock_run_folder,
     package_versions,
-    read_run_json,
     replaced_failed_start,
     write_or_check_config,
 )
@@ -83,7 +83,7 @@ def test_unwritable_folder_is_an_error(tmp_path):
 
 def test_first_start_writes_config_fingerprint_and_versions(tmp_path):
     write_or_check_config(tmp_path, Config())
-    saved = read_run_json(tmp_path / "config.json")
+    saved = read_json_object(tmp_path / "config.json")
     assert saved["config"]["logging"]["every"] == 10
     assert saved["versions"]["python"] == package_versions()["python"] and saved["versions"]["jax"]
     assert len(saved["fingerprint"]) >= 16
@@ -105,14 +105,14 @@ def test_different_config_is_rejected_with_the_differing_fields(tmp_path):
     message = str(caught.value)
     assert "steps: 100 there, 200 now" in message and "rate: 0.0001 there, 0.001 now" in message
     assert "logging" not in message
-    assert read_run_json(tmp_path / "config.json")["config"]["steps"] == 100
+    assert read_json_object(tmp_path / "config.json")["config"]["steps"] == 100
 
 
 def test_mutable_fields_are_updated(tmp_path):
     write_or_check_config(tmp_path, Config())
     changed = replace(Config(), logging=ToyLogging(every=5))
     write_or_check_config(tmp_path, changed, mutable_fields=["logging.every"])
-    assert read_run_json(tmp_path / "config.json")["config"]["logging"]["every"] == 5
+    assert read_json_object(tmp_path / "config.json")["config"]["logging"]["every"] == 5
     with pytest.raises(UserError, match=r"logging\.every: 5 there, 10 now"):
         write_or_check_config(tmp_path, Config())
 
@@ -126,10 +126,10 @@ def test_invalid_config_files_are_named(tmp_path):
     with pytest.raises(UserError, match="was not written by bert_jax"):
         write_or_check_config(tmp_path, Config())
     with pytest.raises(UserError, match="does not exist"):
-        read_run_json(tmp_path / "absent.json")
+        read_json_object(tmp_path / "absent.json")
     (tmp_path / "evaluation.json").write_text("[1]")
     with pytest.raises(UserError, match="expected a JSON object, found a list"):
-        read_run_json(tmp_path / "evaluation.json")
+        read_json_object(tmp_path / "evaluation.json")
     file.write_text('{"config": {}, "checkpoints": 5}')
     with pytest.raises(UserError, match="checkpoints is 5; expected the folder"):
         checkpoint_dir(tmp_path)

@@ -282,12 +282,11 @@ def test_label_words_have_a_leading_space_in_byte_level_bpe(byte_level):
 
 
 def test_published_prompts_have_the_labels_and_texts_of_their_tasks():
-    for name, prompts in GLUE_PROMPTS.items():
+    for name, prompt in GLUE_PROMPTS.items():
         task = GLUE_TASKS[name]
-        for prompt in prompts.values():
-            assert prompt.words_of(task.labels)
-            assert ("{text_pair" in prompt.template) == (task.text_pair is not None)
-            assert from_json(Prompt, to_json(prompt), "prompt") == prompt
+        assert prompt.words_of(task.labels)
+        assert ("{text_pair" in prompt.template) == (task.text_pair is not None)
+        assert from_json(Prompt, to_json(prompt), "prompt") == prompt
     with pytest.raises(ConfigError, match="no prompt 'lm-bf' for rte; did you mean 'lm-bff'"):
         glue_prompt("rte", "lm-bf")
     with pytest.raises(ConfigError, match="no prompt for the task 'stsb'"):

@@ -14,9 +14,8 @@ from bert_jax.apps.curate.contamination.decontamination import Decontamination
 from bert_jax.apps.curate.duplicates.exact import ExactDuplicates, RepeatedLines, RepeatedParagraphs
 from bert_jax.apps.curate.duplicates.near import NearDuplicates
 from bert_jax.apps.curate.edits import RepairMojibake, ReplacePrivateData
-from bert_jax.apps.curate.formats.epub import EpubFiles, GutenbergFiles
+from bert_jax.apps.curate.formats.gutenberg import GutenbergFiles
 from bert_jax.apps.curate.formats.html import HtmlFiles
-from bert_jax.apps.curate.formats.mail import MailFiles
 from bert_jax.apps.curate.formats.parquet import ParquetFiles
 from bert_jax.apps.curate.formats.patterns import FilePatterns
 from bert_jax.apps.curate.formats.warc import WarcFiles
@@ -30,16 +29,7 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.version import __version__
 
-DocumentFiles = (
-    TextFiles
-    | ParquetFiles
-    | WikipediaDump
-    | HtmlFiles
-    | WarcFiles
-    | EpubFiles
-    | GutenbergFiles
-    | MailFiles
-)
+DocumentFiles = TextFiles | ParquetFiles | WikipediaDump | HtmlFiles | WarcFiles | GutenbergFiles
 """The kinds of files: each lists its files, and reads the documents of one."""
 
 

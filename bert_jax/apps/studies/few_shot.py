@@ -2,7 +2,6 @@
 
 <output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see job_runner.py),
                               or result.json of one that does not; seed n is that of the sample, too
-         ensemble/            the models of PET and iPET, see pet.py
          results.json         mean, standard deviation and values over the seeds of each method
          table.md, table.html the same as a table
 
@@ -19,7 +18,6 @@ import numpy as np
 
 from bert_jax.apps.studies.few_shot_config import (
     DEMONSTRATIONS,
-    DISTILLED,
     FEATURES,
     METHODS,
     PROMPT_TUNING,
@@ -28,12 +26,10 @@ from bert_jax.apps.studies.few_shot_config import (
     TRAINED,
     ZERO_SHOT,
     FewShotConfig,
-    ensemble_settings_json,
     fine_tuning_job,
 )
 from bert_jax.apps.studies.few_shot_features import embed_examples, predict_tfidf, train_examples
 from bert_jax.apps.studies.job_runner import Interrupted, Job, JobRunner, is_finished
-from bert_jax.apps.studies.pet import SETTINGS, PetStudy, classifier_job
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
 from bert_jax.apps.studies.sweep_trials import seed_statistics
 from bert_jax.config.labeled_data import FewShot
@@ -48,6 +44,7 @@ from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json_object
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
@@ -69,8 +66,7 @@ class FewShotStudy:
         """Reads the task and samples the examples of every seed.
 
         Raises:
-          UserError: a class has fewer than 2 K examples, no other training examples are left for
-            pet and ipet, or the task or a prompt cannot be read.
+          UserError: a class has fewer than 2 K examples, or the task or a prompt cannot be read.
         """
         self._config, self._output = config, output
         self._task = load_task(config.task)
@@ -89,11 +85,6 @@ class FewShotStudy:
                 f"{self._task.name} has no dev split, on which the methods are compared; add its "
                 "file to --glue-dir"
             )
-        has_pet = any(method in DISTILLED for method in config.methods)
-        self._pet_studies = {
-            seed: PetStudy(config, output, seed, self._task, sample)
-            for seed, sample in (self._samples.items() if has_pet else ())
-        }
 
     def run(self, runner: JobRunner) -> dict[str, str]:
         """Runs what is not finished: first the methods that train nothing.
@@ -102,12 +93,9 @@ class FewShotStudy:
           {name of a failed job: reason}.
 
         Raises:
-          UserError: the model has no masked-LM head, a label word is not a token of it, or PET
-            has run with another ensemble.
+          UserError: the model has no masked-LM head, or a label word is not a token of it.
           Interrupted: a signal asked to stop.
         """
-        if self._pet_studies:
-            runner.write_or_check_settings(ensemble_settings_json(self._config), SETTINGS)
         self._run_zero_shot()
         self._run_features()
         if TFIDF in self._config.methods:
@@ -116,8 +104,8 @@ class FewShotStudy:
         self._run_setfit()
         if DEMONSTRATIONS in self._config.methods:
             self._write_demonstrations()
-        failed = runner.run([job for method in self._trained() for job in self._jobs(method)])
-        return failed | self._run_distilled(runner)
+        trained = [method for method in self._config.methods if method in TRAINED]
+        return runner.run([job for method in trained for job in self._jobs(method)])
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
         """Returns all numbers of the finished runs as JSON values, those of earlier calls, too."""
@@ -156,14 +144,9 @@ class FewShotStudy:
         write_pages(self._output, f"{self._task.name}, {config.shots} shots", table, notes)
         return table
 
-    def _trained(self) -> list[str]:
-        return [method for method in self._config.methods if method in TRAINED]
-
     def _jobs(self, method: str) -> list[Job]:
         """Returns the runs of a method, one for each seed, in the order of the seeds."""
         config = self._config
-        if method in DISTILLED:
-            return [classifier_job(config, self._output, method, seed) for seed in config.seeds]
         method_arguments = TRAINED[method]
         if method == PROMPT_TUNING:
             method_arguments += ("--prompt", config.prompt)
@@ -194,30 +177,19 @@ class FewShotStudy:
         write_prompt(folder / "prompt.json", similar_demonstrations(self._prompt, str(file)))
         add_text_vectors(file, texts, vectors)
 
-    def _run_distilled(self, runner: JobRunner) -> dict[str, str]:
-        """Runs PET and iPET for each seed; a failure of one does not stop the others."""
-        failed: dict[str, str] = {}
-        for method in self._config.methods:
-            for seed, study in self._pet_studies.items() if method in DISTILLED else ():
-                try:
-                    failed |= study.run(runner, method)
-                except UserError as error:
-                    failed[f"{method}/seed-{seed}"] = str(error)
-        return failed
-
     def _metrics_by_seed(self, method: str) -> dict[int, dict[str, float]]:
         found = {}
-        if method in TRAINED or method in DISTILLED:
+        if method in TRAINED:
             for seed, job in zip(self._config.seeds, self._jobs(method), strict=True):
                 if is_finished(self._output, job):
                     file = self._output / job.name / run_folder.EVALUATION
-                    found[seed] = run_folder.read_run_json(file)[_TEST]
+                    found[seed] = read_json_object(file)[_TEST]
             return found
         # The result of a zero-shot method is the same for all samples.
         for seed in (0,) if method in ZERO_SHOT else self._config.seeds:
             file = self._result_file(method, seed)
             if file.exists():
-                saved = run_folder.read_run_json(file)
+                saved = read_json_object(file)
                 found[seed] = saved[_TEST] if method == SETFIT else saved
         return found
 

@@ -1,12 +1,11 @@
 """Defines the config of `few-shot`, the names of its methods, and the arguments of its runs."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from bert_jax.apps.studies.job_runner import Job
 from bert_jax.config.labeled_data import Glue
-from bert_jax.data.finetuning.prompts.glue_prompts import GLUE_PROMPTS, load_prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, check_range
 
@@ -23,9 +22,7 @@ TRAINED: dict[str, tuple[str, ...]] = {
     DEMONSTRATIONS: (),  # with --prompt, a file
 }
 """Arguments of `bert-jax finetune` by method."""
-DISTILLED = {"pet": 1, "ipet": 3}
-"""Number of generations of the ensembles of prompts, from which a classifier is distilled."""
-METHODS = (TFIDF, *FEATURES, SETFIT, *ZERO_SHOT, *TRAINED, *DISTILLED)
+METHODS = (TFIDF, *FEATURES, SETFIT, *ZERO_SHOT, *TRAINED)
 """The methods by the names that users type, from the cheapest on; `--help` describes them."""
 
 
@@ -39,8 +36,6 @@ class FewShotConfig:
         `finetune`. SetFit has its own epochs, batch size and learning rate.
       learning_rate: peak learning rate of these; None for the default of each method.
       max_length: maximum number of tokens in a sequence, except for TF-IDF and frozen features.
-      ensemble: prompts of pet and ipet, like `prompt`; empty for all published ones of the task.
-      num_unlabeled: maximum number of texts that the ensemble of pet and ipet labels.
     """
 
     task: Glue
@@ -53,65 +48,32 @@ class FewShotConfig:
     batch_size: int = 8
     learning_rate: float | None = None
     max_length: int = 128
-    ensemble: tuple[str, ...] = ()
-    num_unlabeled: int = 10_000
 
     def __post_init__(self) -> None:
         check_range("--shots", self.shots, at_least=0)
-        check_range("--unlabeled", self.num_unlabeled, at_least=1)
-        if len({Path(name).stem for name in self.ensemble}) < len(self.ensemble):
-            raise ConfigError(
-                f"--ensemble {' '.join(self.ensemble)}: expected prompts of different names"
-            )
         if self.shots == 0 and not set(self.methods) <= set(ZERO_SHOT):
             raise ConfigError(
                 f"--shots 0 and --methods {' '.join(self.methods)}; expected only "
                 f"{' or '.join(ZERO_SHOT)}, which need no examples"
             )
 
-    @property
-    def ensemble_prompts(self) -> tuple[str, ...]:
-        """Returns the prompts of pet and ipet: those given, or all published ones of the task."""
-        return self.ensemble or tuple(GLUE_PROMPTS[self.task.task])
 
-
-def fine_tuning_job(
-    config: FewShotConfig, name: str, seed: int, *method_arguments: str, repetition: int = 0
-) -> Job:
-    """Returns a run of `bert-jax finetune` in the folder `name` on the sample of a seed.
-
-    Args:
-      method_arguments: those of the method.
-      repetition: added to the seed of the run, while the sample stays the same.
-    """
+def fine_tuning_job(config: FewShotConfig, name: str, seed: int, *method_arguments: str) -> Job:
+    """Returns a run of `bert-jax finetune` in the folder `name` on the sample of a seed."""
     arguments = [f"glue/{config.task.task}", "--model", config.model, "--shots", str(config.shots)]
     arguments += ["--batch-size", str(config.batch_size), "--max-length", str(config.max_length)]
     if config.task.folder is not None:
         arguments += ["--glue-dir", config.task.folder]
     for flag, value in (("epochs", config.epochs), ("learning-rate", config.learning_rate)):
         arguments += [] if value is None else [f"--{flag}", str(value)]
-    seeds = ("--seed", str(seed + repetition), "--split-seed", str(seed))
+    seeds = ("--seed", str(seed), "--split-seed", str(seed))
     return Job(name=name, arguments=(*arguments, *method_arguments, *seeds))
 
 
 def settings_json(config: FewShotConfig) -> dict[str, Any]:
-    """Returns the settings that may not change when a study is resumed.
-
-    Seeds and methods may; those of the ensemble of pet and ipet are in `ensemble_settings_json`.
-    """
+    """Returns the settings that may not change when a study is resumed; seeds and methods may."""
     fields = asdict(config)
     # The content of a file, so that results of another prompt are not mixed with its own.
     task = load_task(config.task).name
     fields["prompt"] = asdict(load_prompt(task, config.prompt))
-    others = ("seeds", "methods", "ensemble", "num_unlabeled")
-    return {name: value for name, value in fields.items() if name not in others}
-
-
-def ensemble_settings_json(config: FewShotConfig) -> dict[str, Any]:
-    """Returns the settings that only pet and ipet have, so they may be chosen with these later."""
-    task = load_task(config.task).name
-    prompts = [
-        {"name": Path(name).stem, **asdict(load_prompt(task, name))}
-        for name in config.ensemble_prompts
-    ]
-    return {"ensemble": prompts, "num_unlabeled": config.num_unlabeled}
+    return {name: value for name, value in fields.items() if name not in ("seeds", "methods")}

@@ -35,6 +35,7 @@ from bert_jax.config.config_lib import diff
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.file_lock import lock_owner
+from bert_jax.io.json_io import read_json_object
 from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
 from bert_jax.train import compilation_cache
@@ -109,20 +110,17 @@ class JobRunner:
     ) -> None:
         self._stack.close()
 
-    def write_or_check_settings(self, settings: dict[str, Any], name: str = SETTINGS_FILE) -> None:
+    def write_or_check_settings(self, settings: dict[str, Any]) -> None:
         """Writes the settings that all jobs share, or compares them with those of the folder.
-
-        Args:
-          name: the file, relative to the output folder.
 
         Raises:
           UserError: the folder was created with other settings; the message lists them.
         """
         if self._shard is None:
-            _write_or_check_settings(self._folder / name, settings)
+            _write_or_check_settings(self._folder / SETTINGS_FILE, settings)
         else:
             with job_shards.exclusive(self._folder):
-                _write_or_check_settings(self._folder / name, settings)
+                _write_or_check_settings(self._folder / SETTINGS_FILE, settings)
 
     def run(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Runs the unfinished jobs in the given order.
@@ -236,7 +234,7 @@ def is_finished(folder: Path, job: Job) -> bool:
     file = folder / job.name / FINISHED_FILE
     if not file.exists():
         return False
-    saved_arguments = run_folder.read_run_json(file).get("arguments")
+    saved_arguments = read_json_object(file).get("arguments")
     if not isinstance(saved_arguments, list):
         return False
     # The flag and its value separately, because the value may be another spelling of a path.
@@ -261,11 +259,10 @@ def progress_fraction(run: Path) -> float:
 
 def _write_or_check_settings(file: Path, settings: dict[str, Any]) -> None:
     if not file.exists():
-        file.parent.mkdir(exist_ok=True)
         write_json(file, settings)
         return
     # A round trip through JSON, because settings.json has lists where `settings` has tuples.
-    changes = diff(run_folder.read_run_json(file), json.loads(json.dumps(settings)))
+    changes = diff(read_json_object(file), json.loads(json.dumps(settings)))
     if changes:
         lines = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
         raise UserError(

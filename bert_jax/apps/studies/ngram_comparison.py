@@ -25,6 +25,7 @@ from bert_jax.config.train import HeldOutEval
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json_object
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.train.sources.held_out import check_held_out_corpus, held_out_batches
@@ -290,7 +291,7 @@ def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
     experiment = from_json(Experiment, run_folder.read_config(folder))
     losses = ngram_baseline_losses(experiment)
     file = folder / run_folder.EVALUATION
-    evaluation = run_folder.read_run_json(file) if file.exists() else {}
+    evaluation = read_json_object(file) if file.exists() else {}
     comparison = {
         "mlm_loss": evaluation.get("mlm_loss"),
         "bigram": losses["bigram"],

@@ -15,6 +15,7 @@ from typing import Any
 
 from bert_jax.apps.studies.job_runner import Job, is_finished
 from bert_jax.errors import UserError
+from bert_jax.io.json_io import read_json_object
 from bert_jax.runs import run_folder
 from bert_jax.tasks.metrics.bootstrap import summarize_seeds
 
@@ -95,7 +96,7 @@ def read_evaluations(output: Path, trial: Trial) -> dict[int, dict[str, dict[str
     for seed in trial.seeds:
         job = trial.job(seed)
         if is_finished(output, job):
-            found[seed] = run_folder.read_run_json(output / job.name / run_folder.EVALUATION)
+            found[seed] = read_json_object(output / job.name / run_folder.EVALUATION)
     return found
 
 

@@ -23,7 +23,6 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json
-from bert_jax.legacy_names import MANIFEST, SHARD, rename_keys
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -150,8 +149,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             "`bert-jax prepare`"
         )
     data = read_json(path)
-    data = rename_keys(data, MANIFEST) if isinstance(data, dict) else {}
-    version = data.get("format_version")
+    version = data.get("format_version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path}: format_version is {version!r}, expected {FORMAT_VERSION}; "
@@ -166,6 +164,5 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def shard_from_json(data: dict[str, Any]) -> CorpusShard:
-    data = rename_keys(data, SHARD)
     data["counts"] = CorpusCounts(**data["counts"])
     return CorpusShard(**data)

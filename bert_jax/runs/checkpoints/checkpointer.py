@@ -31,7 +31,6 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bert_jax.errors import UserError
-from bert_jax.legacy_names import upgrade_info
 from bert_jax.parallel.processes import run_on_process_0
 from bert_jax.params import paths
 from bert_jax.runs.checkpoints import checksums, step_folder
@@ -255,7 +254,7 @@ class Checkpointer:
             )
         leaves = [restored_arrays[path] for path in expected_arrays]
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
-        return state, upgrade_info(restored[INFO]), step
+        return state, restored[INFO], step
 
     def _rename_steps_after(self, step: int) -> None:
         newer_steps = [newer_step for newer_step in self._manager.all_steps() if newer_step > step]

@@ -15,7 +15,6 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.legacy_names import upgrade_info
 from bert_jax.params import paths
 from bert_jax.runs.checkpoints import checksums
 
@@ -31,7 +30,7 @@ PARAMS, TRAINING, INFO = "params", "training", "info"
 
 def read_info(step_folder: epath.Path) -> dict[str, Any]:
     """Returns the JSON values saved with one step."""
-    return upgrade_info(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
+    return ocp.JsonCheckpointHandler().restore(step_folder / INFO)
 
 
 def absolute_path(folder: epath.PathLike) -> epath.Path:

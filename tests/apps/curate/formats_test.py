@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import time
-import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +16,8 @@ import pytest
 from bert_jax.apps.curate.curate import curate
 from bert_jax.apps.curate.edits import RepairMojibake, ReplacePrivateData
 from bert_jax.apps.curate.formats.decoding import decode_bytes, repair_mojibake
-from bert_jax.apps.curate.formats.epub import EpubFiles, GutenbergFiles
+from bert_jax.apps.curate.formats.gutenberg import GutenbergFiles
 from bert_jax.apps.curate.formats.html import HtmlFiles
-from bert_jax.apps.curate.formats.mail import MailFiles
 from bert_jax.apps.curate.formats.parquet import ParquetFiles
 from bert_jax.apps.curate.formats.warc import WarcFiles
 from bert_jax.apps.curate.plan import CurationConfig, DocumentFiles, Source
@@ -229,58 +227,6 @@ def test_the_end_of_a_pattern_names_archives(files, kind):
     assert type(config.sources[0].files) is kind
 
 
-def write_epub(path: Path, chapters: dict[str, str], package_head: str = "") -> None:
-    items = "".join(
-        f'<item id="{name}" href="text/{name}.xhtml" media-type="application/xhtml+xml"/>'
-        for name in sorted(chapters)
-    )
-    spine = "".join(f'<itemref idref="{name}"/>' for name in chapters)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(
-            "META-INF/container.xml",
-            '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
-            '<rootfile full-path="OEBPS/book.opf"/></rootfiles></container>',
-        )
-        archive.writestr(
-            "OEBPS/book.opf",
-            f'{package_head}<package xmlns="http://www.idpf.org/2007/opf"><metadata>'
-            f'<dc:title xmlns:dc="x">A Book</dc:title></metadata><manifest>{items}</manifest>'
-            f"<spine>{spine}</spine></package>",
-        )
-        for name, text in chapters.items():
-            archive.writestr(f"OEBPS/text/{name}.xhtml", text)
-
-
-def test_books_are_read_in_the_order_of_their_spine(tmp_path):
-    pytest.importorskip("resiliparse")
-    chapters = {"z": "<p>First chapter.</p>", "a": "<p>Second chapter.</p>"}
-    write_epub(tmp_path / "a.epub", chapters)
-    write_epub(tmp_path / "b.epub", {"z": "<p>" + " " * (20 << 20)})  # 20 kB of zip file
-    write_epub(tmp_path / "c.epub", chapters, '<!DOCTYPE x [<!ENTITY a "b">]>')
-    (tmp_path / "d.epub").write_bytes((tmp_path / "a.epub").read_bytes()[:-90])
-    book, *others = read(EpubFiles(f"{tmp_path}/*.epub"))
-    assert book.text == "First chapter.\n\nSecond chapter."
-    assert book.fields == {"title": "A Book"}
-    assert [each.reason for each in others] == ["too large", "damaged file", "damaged file"]
-    chapters["m"] = "<div>" * 2000 + "deep"
-    write_epub(tmp_path / "e.epub", chapters)
-    (book,) = read(EpubFiles(f"{tmp_path}/e.epub"))
-    assert book.text == "First chapter.\n\nSecond chapter."
-    assert book.counts["chapter left out: nested too deeply"] == 1
-
-
-@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_damage_of_all_compressions_of_books_has_a_reason(compression, tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.epub", "w", compression) as archive:
-        archive.writestr("META-INF/container.xml", bytes(range(256)) * 40)
-    data = bytearray((tmp_path / "a.epub").read_bytes())
-    data[60:100] = b"\xff" * 40
-    (tmp_path / "a.epub").write_bytes(data)
-    assert [d.reason for d in read(EpubFiles(f"{tmp_path}/a.epub"))] == ["damaged file"]
-    with pytest.raises(UserError, match=r"none\.epub: cannot be read \(No such file"):
-        list(EpubFiles("*").read_file(SourceFile(str(tmp_path / "none.epub"), 1, 0)))
-
-
 def test_gutenberg_books_lose_their_license(tmp_path):
     book = (
         "\ufeffThe Project Gutenberg EBook of X\r\n\r\n"
@@ -292,30 +238,6 @@ def test_gutenberg_books_lose_their_license(tmp_path):
     (tmp_path / "b.txt").write_text(book.replace("START", "BEGIN"), newline="")
     first, second = read(GutenbergFiles(f"{tmp_path}/*.txt"))
     assert (first.text, second.reason) == ("CHAPTER I\n\nText.", "no Gutenberg markers")
-
-
-def test_messages_are_read_without_quotes_and_signatures(tmp_path):
-    mail = (
-        "From a@b Mon Jan  1 00:00:00 2001\nFrom: a@b.c\nSubject: =?utf-8?q?caf=C3=A9?=\n\n"
-        "Ann wrote:\n> old text\nNew text.\n-- \nAnn\n\n"
-        "From x@y Mon Jan  1 00:00:00 2001\nContent-Type: multipart/alternative; boundary=B\n\n"
-        "--B\nContent-Type: text/html\n\n<p>page</p>\n--B\n"
-        "Content-Type: text/plain; charset=latin-1\n"
-        "Content-Transfer-Encoding: quoted-printable\n\nna=EFve\n--B--\n\n"
-        "From x@y Mon Jan  1 00:00:00 2001\nContent-Type: image/png\n\nx\n"
-    )
-    (tmp_path / "a.mbox").write_text(mail)
-    first, second, third = read(MailFiles(str(tmp_path / "a.mbox")))
-    assert (first.text, first.fields) == ("New text.", {"subject": "café"})
-    assert (second.text, third.reason) == ("naïve", "no text part")
-
-
-def test_messages_with_many_nested_parts_have_a_reason(tmp_path):
-    parts = (f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(1000))
-    mail = f"From a@b x\n{''.join(parts)}\n\nFrom x@y z\n\nThe next message.\n"
-    (tmp_path / "a.mbox").write_text(mail)
-    first, second = read(MailFiles(str(tmp_path / "a.mbox")))
-    assert (first.reason, second.text) == ("nested too deeply", "The next message.")
 
 
 @pytest.mark.parametrize(

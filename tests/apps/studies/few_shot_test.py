@@ -17,7 +17,7 @@ from bert_jax import __main__ as cli
 from bert_jax.apps.studies import few_shot
 from bert_jax.apps.studies.cli import few_shot as command_line
 from bert_jax.apps.studies.few_shot import FewShotStudy
-from bert_jax.apps.studies.few_shot_config import DISTILLED, METHODS, ZERO_SHOT, FewShotConfig
+from bert_jax.apps.studies.few_shot_config import METHODS, ZERO_SHOT, FewShotConfig
 from bert_jax.apps.studies.job_runner import JobRunner
 from bert_jax.apps.testing.models import small_model
 from bert_jax.cli import finetune
@@ -221,12 +221,11 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     command += ["--prompt", str(folder / "prompt.json"), "--max-length", "16"]
     assert cli.main(command) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
-    default = [method for method in METHODS if method not in DISTILLED]
-    assert list(results) == default
+    assert list(results) == list(METHODS)
     assert results["lora"]["accuracy"]["mean"] == pytest.approx(0.17)
     assert results["setfit"]["accuracy"]["mean"] == pytest.approx(0.17)
     assert results["zero-shot"]["accuracy"]["runs"] == 1
-    assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in default)
+    assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in METHODS)
     assert len(trained) == 8
     table = capsys.readouterr().out
     with monkeypatch.context() as patch:
@@ -237,7 +236,7 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     assert capsys.readouterr().out == table
     assert cli.main([*command, "--seeds", "13", "42", "--methods", "demonstrations"]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
-    assert list(results) == default  # those of earlier calls stay
+    assert list(results) == list(METHODS)  # those of earlier calls stay
     runs = {method: results[method]["accuracy"]["runs"] for method in ("demonstrations", "lora")}
     assert runs == {"demonstrations": 2, "lora": 1}
     assert cli.main([*command[:-2], "--max-length", "18"]) == 1
@@ -245,7 +244,6 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
 
 def test_the_command_line_names_all_methods():
     assert command_line._METHODS == METHODS
-    assert tuple(DISTILLED) == command_line._DISTILLED
     assert command_line._ZERO_SHOT == ZERO_SHOT
 
 

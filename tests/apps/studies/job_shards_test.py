@@ -20,8 +20,9 @@ from bert_jax.apps.studies.job_shards import STARTUP_COST, JobShard, assign
 from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.io.json_io import read_json_object
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.runs.run_folder import lock_run_folder, read_run_json
+from bert_jax.runs.run_folder import lock_run_folder
 
 ROOT = str(Path(__file__).parents[3])
 # Replaces `bert-jax finetune`.
@@ -110,7 +111,7 @@ def test_shards_run_only_their_jobs_and_write_manifests(tmp_path, command):
             failed |= runner.run(jobs)
     assert list(failed) == ["c"] and "no luck" in failed["c"]
     assert sorted((output / "journal.txt").read_text().split()) == ["a", "b", "c", "d", "e"]
-    manifests = [read_run_json(output / f"lanes/lane-{number}-of-2.json") for number in range(2)]
+    manifests = [read_json_object(output / f"lanes/lane-{number}-of-2.json") for number in range(2)]
     assert manifests == [{"jobs": ["a", "c", "e"], "cost": 3.0}, {"jobs": ["b", "d"], "cost": 2.0}]
     (output / "c" / "fixed").touch()
     with JobRunner(output, command) as runner:

@@ -7,7 +7,7 @@ import pytest
 from bert_jax.config.labeled_data import Columns, TrainingFile
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.readers.training_file import has_soft_labels, write_training_file
+from bert_jax.data.finetuning.readers.training_file import has_soft_labels
 from bert_jax.errors import ConfigError, UserError
 
 
@@ -25,7 +25,11 @@ def test_files_replace_the_training_examples_of_a_task(columns, tmp_path):
         TextExample(id="7", text="a\u2028b\x85c", label="no"),  # no ends of lines
         TextExample(id="8", text="e", label="yes"),
     ]
-    write_training_file(file, examples)
+    file.write_text(
+        '{"id": "7", "text": "a\u2028b\x85c", "label": "no"}\n'
+        '{"id": "8", "text": "e", "label": "yes"}\n',
+        encoding="utf-8",
+    )
     task = load_task(TrainingFile(task=columns, file=str(file)))
     assert list(task.splits["train"]) == examples
     assert [example.id for example in task.splits["dev"]] == ["0"]
@@ -38,7 +42,10 @@ def test_soft_labels_may_all_favor_one_class(columns, tmp_path):
         TextExample(id="7", text="d", label="yes", label_logits=(-0.5, 1.5)),
         TextExample(id="8", text="e", label="yes", label_logits=(0.0, 0.25)),
     ]
-    write_training_file(file, examples)
+    file.write_text(
+        '{"id": "7", "text": "d", "logits": [-0.5, 1.5]}\n'
+        '{"id": "8", "text": "e", "logits": [0.0, 0.25]}\n'
+    )
     task = load_task(TrainingFile(task=columns, file=str(file)))
     assert list(task.splits["train"]) == examples
     assert has_soft_labels(task)

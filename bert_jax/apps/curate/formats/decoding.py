@@ -50,7 +50,7 @@ def decode_bytes(data: bytes, declared: str = "") -> DecodedText:
     """Decodes bytes; never raises. Bytes that no encoding fits become U+FFFD.
 
     Args:
-      declared: what HTTP, HTML, XML or a mail name as the encoding; "" if there is none.
+      declared: what HTTP, HTML or XML name as the encoding; "" if there is none.
     """
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):

@@ -24,15 +24,12 @@ _METHODS = (
     "lora",
     "prompt-tuning",
     "demonstrations",
-    "pet",
-    "ipet",
 )
-_DISTILLED = ("pet", "ipet")
 _ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
 
 _EPILOG = """examples:
   bert-jax few-shot sst2 exported --glue-dir glue_data --shots 0 --output runs/zero
-  bert-jax few-shot rte exported --glue-dir glue_data --output runs/rte --prompt pet-0
+  bert-jax few-shot rte exported --glue-dir glue_data --output runs/rte --prompt words.json
 
 The protocol is that of LM-BFF (Gao et al. 2021): for each seed, K examples of each class are
 sampled for training and K for dev, which selects the checkpoint; the dev split of GLUE is the test
@@ -49,11 +46,8 @@ set. The table has the mean and the standard deviation over the seeds. Methods:
   prompt-tuning         the masked-LM head on label words, all parameters trained
   demonstrations        prompt-tuning, with examples of each class after the text, drawn from the
                         half of the class whose frozen embeddings are most similar
-  pet                   three models with each prompt of --ensemble label other training examples of
-                        the task, whose own labels are not used; a new classifier learns from them
-  ipet                  the same, after three generations of models that label for each other
 
-Prompts: lm-bff, and pet-0 to pet-3 for mnli and pet-0 to pet-4 for rte; or a .json file such as
+Prompts: lm-bff, or a .json file such as
 {"template": "{text} It was {mask}.", "label_words": {"negative": ["bad"], "positive": ["good"]}}.
 The same command resumes after a stop and does not repeat finished runs; --methods and --seeds may
 be added later. Files written: results.json, table.md, table.html. Exit codes: 0 done, 1 a run
@@ -93,27 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=_METHODS,
         metavar="METHOD",
-        help="methods to compare (default: all except pet and ipet, which train many models)",
+        help="methods to compare (default: all)",
     )
     parser.add_argument(
         "--prompt",
         default="lm-bff",
         metavar="NAME",
         help="published prompt, or a .json file (default: lm-bff)",
-    )
-    parser.add_argument(
-        "--ensemble",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="prompts of pet and ipet (default: all published ones of the task)",
-    )
-    parser.add_argument(
-        "--unlabeled",
-        type=int,
-        default=10_000,
-        metavar="N",
-        help="maximum number of texts that pet and ipet label (default: 10000)",
     )
     _add_training_arguments(parser)
     parser.epilog = _EPILOG
@@ -168,14 +148,12 @@ def run(args: argparse.Namespace) -> int:
         model=args.model,
         shots=args.shots,
         seeds=tuple(args.seeds),
-        methods=tuple(args.methods or _default_methods(args.shots)),
+        methods=tuple(args.methods or (_METHODS if args.shots else _ZERO_SHOT)),
         prompt=args.prompt,
         epochs=args.epochs,
         batch_size=args.batch_size,
         learning_rate=args.learning_rate,
         max_length=args.max_length,
-        ensemble=tuple(args.ensemble),
-        num_unlabeled=args.unlabeled,
     )
     output = Path(args.output)
     with JobRunner(output) as runner:
@@ -193,10 +171,6 @@ def run(args: argparse.Namespace) -> int:
     for job, reason in failed.items():
         logger.error("%s failed: %s", job, reason)
     return EXIT_USER_ERROR if failed else EXIT_DONE
-
-
-def _default_methods(shots: int) -> list[str]:
-    return [method for method in _METHODS if method not in _DISTILLED] if shots else [*_ZERO_SHOT]
 
 
 def _glue_task(args: argparse.Namespace) -> Glue:

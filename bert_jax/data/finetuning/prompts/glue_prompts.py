@@ -1,9 +1,8 @@
-"""Lists published prompts for GLUE's tasks, LM-BFF's and PET's, and reads prompts from files.
+"""Lists published prompts for GLUE's tasks, LM-BFF's, and reads prompts from files.
 
-Sources: LM-BFF, table 1 and `run_experiment.sh` of its release (Gao et al. 2021); PET, section 4
-and `pet/pvp.py` of its release (Schick and Schütze 2021), which has patterns for MNLI and RTE only.
-LM-BFF always removes the last character of the first text of an entailment task; here it is
-removed only if it is punctuation.
+Source: table 1 and `run_experiment.sh` of LM-BFF's release (Gao et al. 2021). LM-BFF always removes
+the last character of the first text of an entailment task; here it is removed only if it is
+punctuation.
 """
 
 import dataclasses
@@ -24,26 +23,26 @@ from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json
 
 LM_BFF = "lm-bff"
-"""The name of LM-BFF's manual template, which every task in the table has."""
+"""The name by which users choose LM-BFF's manual templates."""
 
 
 def glue_prompt(task: str, name: str = LM_BFF) -> Prompt:
-    """Returns a published prompt of a GLUE task.
+    """Returns the published prompt of a GLUE task.
 
     Raises:
-      ConfigError: there is no prompt for the task, or it has no prompt of this name.
+      ConfigError: there is no prompt for the task, or `name` is not the name of the prompts.
     """
     if task not in GLUE_PROMPTS:
         raise ConfigError(
             f"there is no prompt for the task {task!r}; {did_you_mean(task, GLUE_PROMPTS)}tasks "
             f"with prompts: {', '.join(GLUE_PROMPTS)}"
         )
-    if name not in GLUE_PROMPTS[task]:
+    if name != LM_BFF:
         raise ConfigError(
-            f"there is no prompt {name!r} for {task}; {did_you_mean(name, GLUE_PROMPTS[task])}its "
-            f"prompts: {', '.join(GLUE_PROMPTS[task])}"
+            f"there is no prompt {name!r} for {task}; {did_you_mean(name, [LM_BFF])}expected "
+            f"{LM_BFF}, or a file that ends in .json"
         )
-    return GLUE_PROMPTS[task][name]
+    return GLUE_PROMPTS[task]
 
 
 def load_prompt(task: str, name_or_file: str) -> Prompt:
@@ -137,55 +136,16 @@ def _prompt(template: str, **words: str) -> Prompt:
     return Prompt(template=template, label_words=label_words)
 
 
-def _pet_rte_prompts() -> dict[str, Prompt]:
-    yes_no = {"entailment": "Yes", "not_entailment": "No"}
-    pair, first = "{text_pair|no_punctuation}", "{text}"
-    return {
-        "pet-0": _prompt(f'"{pair}"?{{sep}}{{mask}}, "{first}"', **yes_no),
-        "pet-1": _prompt(f"{pair}?{{sep}}{{mask}}, {first}", **yes_no),
-        "pet-2": _prompt(f'"{pair}"?{{sep}}{{mask}}. "{first}"', **yes_no),
-        "pet-3": _prompt(f"{pair}?{{sep}}{{mask}}. {first}", **yes_no),
-        "pet-4": _prompt(
-            f"{first} question: {pair} True or False? answer:{{mask}}",
-            entailment="true",
-            not_entailment="false",
-        ),
-    }
-
-
-def _pet_mnli_prompts() -> dict[str, Prompt]:
-    quoted = '"{text|no_punctuation}"?{sep}{mask}, "{text_pair}"'
-    plain = "{text|no_punctuation}?{sep}{mask}, {text_pair}"
-    words = (
-        {"entailment": "Right", "neutral": "Maybe", "contradiction": "Wrong"},
-        {"entailment": "Yes", "neutral": "Maybe", "contradiction": "No"},
-    )
-    return {
-        "pet-0": _prompt(quoted, **words[0]),
-        "pet-1": _prompt(plain, **words[0]),
-        "pet-2": _prompt(quoted, **words[1]),
-        "pet-3": _prompt(plain, **words[1]),
-    }
-
-
 _ENTAILMENT = "{text|no_punctuation}?{mask}, {text_pair|lower_first}"
 _SIMILARITY = "{text}{mask}, {text_pair|lower_first}"
 
-GLUE_PROMPTS: dict[str, dict[str, Prompt]] = {
-    "sst2": {LM_BFF: _prompt("{text} It was{mask}.", negative="terrible", positive="great")},
-    "cola": {
-        LM_BFF: _prompt("{text} This is{mask}.", unacceptable="incorrect", acceptable="correct")
-    },
-    "mnli": {
-        LM_BFF: _prompt(_ENTAILMENT, entailment="Yes", neutral="Maybe", contradiction="No"),
-        **_pet_mnli_prompts(),
-    },
-    "qnli": {LM_BFF: _prompt(_ENTAILMENT, entailment="Yes", not_entailment="No")},
-    "rte": {
-        LM_BFF: _prompt(_ENTAILMENT, entailment="Yes", not_entailment="No"),
-        **_pet_rte_prompts(),
-    },
-    "mrpc": {LM_BFF: _prompt(_SIMILARITY, not_equivalent="No", equivalent="Yes")},
-    "qqp": {LM_BFF: _prompt(_SIMILARITY, not_duplicate="No", duplicate="Yes")},
+GLUE_PROMPTS: dict[str, Prompt] = {
+    "sst2": _prompt("{text} It was{mask}.", negative="terrible", positive="great"),
+    "cola": _prompt("{text} This is{mask}.", unacceptable="incorrect", acceptable="correct"),
+    "mnli": _prompt(_ENTAILMENT, entailment="Yes", neutral="Maybe", contradiction="No"),
+    "qnli": _prompt(_ENTAILMENT, entailment="Yes", not_entailment="No"),
+    "rte": _prompt(_ENTAILMENT, entailment="Yes", not_entailment="No"),
+    "mrpc": _prompt(_SIMILARITY, not_equivalent="No", equivalent="Yes"),
+    "qqp": _prompt(_SIMILARITY, not_duplicate="No", duplicate="Yes"),
 }
-"""Task -> name -> prompt. STS-B is a regression, and WNLI has no published prompt."""
+"""Task -> prompt. STS-B is a regression, and WNLI has no published prompt."""

@@ -1,32 +1,14 @@
-"""Reads and writes training examples with labels or soft labels that a model gave them."""
+"""Reads training examples with labels or soft labels that a model gave them."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bert_jax.config.labeled_data import TrainingFile
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import atomic_write
 from bert_jax.io.json_io import parse_json_line
-
-
-def write_training_file(path: Path, examples: Sequence[TextExample]) -> None:
-    """Writes examples as JSON lines: those with soft labels without their label."""
-    lines: list[str] = []
-    for example in examples:
-        record: dict[str, Any] = {"id": example.id, "text": example.text}
-        if example.text_pair is not None:
-            record["text_pair"] = example.text_pair
-        if example.label_logits is None:
-            record["label"] = example.label
-        else:
-            record["logits"] = example.label_logits
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    atomic_write(path, "".join(lines))
 
 
 def read_training_file(config: TrainingFile, task: Task) -> Task:
