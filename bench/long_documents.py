@@ -169,7 +169,7 @@ def task_config(folder: Path) -> Any:
 def train(args: argparse.Namespace, folder: Path, run_folder: Path, method: str, seed: int) -> None:
     """Runs one training."""
     from bert_jax.config.config_lib import override
-    from bert_jax.data.finetuning.truncation_names import make_truncation
+    from bert_jax.config.labeled_data import make_truncation
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
 

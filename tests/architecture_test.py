@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # there is no circle of packages, and only `__main__`, which lists the verbs, imports apps.
 LAYERS: tuple[set[str], ...] = (
     {"errors", "version"},
-    {"io", "params", "batch"},
+    {"io", "params", "batch", "losses"},
     {"models"},
     {"config"},
     {"objectives", "text"},
@@ -45,6 +45,7 @@ MAX_TOP_LEVEL = 22  # packages and modules directly in bert_jax/, which a reader
 # Heavy library -> the only packages or modules of bert_jax/ that may import it.
 JAX_PACKAGES = {
     "params",
+    "losses",
     "models",
     "objectives",
     "parallel",
@@ -66,9 +67,9 @@ TENSORFLOW_FILES = {
     "data/seqio/tf_numpy.py",
     "data/seqio/pair_preprocessor.py",
     "data/seqio/vocabulary.py",
-    "data/seqio/labeled_tasks.py",
     "data/finetuning/readers/tfds_glue.py",
     "interop/tf1.py",
+    "tasks/seqio_tasks.py",
 }
 MAY_USE = {
     "jax": JAX_PACKAGES,

@@ -26,7 +26,7 @@ from bert_jax.data.corpus.shards import read_shard_metadata
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.huggingface_config import read_config
+from bert_jax.interop.huggingface import read_config
 from bert_jax.models.parameters import parts_in
 from bert_jax.params.paths import flatten as paths_of
 from bert_jax.report.run_report import write_report

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.tasks import compute_metrics
-    from bert_jax.tasks.contamination import metrics_by_group
+    from bert_jax.tasks.analysis import metrics_by_group
 
     predictor = _load_predictor(args)
     task = load_task(config)

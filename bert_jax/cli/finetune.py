@@ -30,7 +30,7 @@ from bert_jax.cli.arguments.text_to_text import (
 )
 from bert_jax.config.config_lib import override
 from bert_jax.config.experiment import Experiment
-from bert_jax.data.finetuning.truncation_names import make_truncation
+from bert_jax.config.labeled_data import make_truncation
 from bert_jax.errors import ConfigError
 
 HELP = "fine-tune an encoder on a task of GLUE, SQuAD, CoNLL or your own labeled files"

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     config = task_config(args)
 
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.tasks.data_stats import count_overlap
+    from bert_jax.tasks.analysis import count_overlap
     from bert_jax.text.load_tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length: int) -> str:
     from bert_jax.tasks import kind_of
-    from bert_jax.tasks.data_stats import count_labels, length_stats, regression_labels
+    from bert_jax.tasks.analysis import count_labels, length_stats, regression_labels
 
     count = len(task.splits[split])
     label_counts = count_labels(task, split)

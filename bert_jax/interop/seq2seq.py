@@ -12,8 +12,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.interop.huggingface import CONFIG, FlatParams, canonical_tensors
-from bert_jax.interop.huggingface_config import check_supported, read_field
+from bert_jax.interop.huggingface import (
+    CONFIG,
+    FlatParams,
+    canonical_tensors,
+    check_supported,
+    read_field,
+)
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig

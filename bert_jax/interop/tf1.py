@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import MissingExtraError, UserError
-from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
-from bert_jax.interop.huggingface_config import read_config
+from bert_jax.interop.huggingface import ImportedModel, find_tokenizer, read_config
 from bert_jax.models.albert.tf1 import TF1 as ALBERT_TF1
 from bert_jax.models.bert.tf1 import TF1
 from bert_jax.models.electra import tf1 as electra

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from bert_jax.objectives.weighted_mean import WeightedMean
+from bert_jax.losses import WeightedMean
 from bert_jax.params.functional import Params
 
 Batch = dict[str, jax.Array]

@@ -8,15 +8,9 @@ import jax.numpy as jnp
 
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.config.objectives import CausalLM
+from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction, weighted_mean
 from bert_jax.models.model import build_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.weighted_mean import (
-    WeightedMean,
-    cross_entropy,
-    is_correct,
-    padding_fraction,
-    weighted_mean,
-)
 from bert_jax.params.functional import Params
 
 

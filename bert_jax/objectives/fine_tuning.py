@@ -5,13 +5,13 @@ import jax.numpy as jnp
 
 from bert_jax.batch import encoder_inputs
 from bert_jax.config.objectives import FineTuning
+from bert_jax.losses import WeightedMean, padding_fraction
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.adapters.network import AdaptedNetwork
 from bert_jax.models.heads.config import reads_one_vector
 from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.fine_tuning_heads import HeadOutputs, head_spec
-from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction
 from bert_jax.params.functional import Params
 
 

@@ -25,6 +25,7 @@ from bert_jax.batch import (
     TOKEN_LABEL_FIELDS,
     WINDOW_FIELDS,
 )
+from bert_jax.losses import WeightedMean, cross_entropy, is_correct, weighted_mean
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -36,7 +37,6 @@ from bert_jax.models.heads.config import (
     window_encoder_of,
 )
 from bert_jax.objectives.base import Batch
-from bert_jax.objectives.weighted_mean import WeightedMean, cross_entropy, is_correct, weighted_mean
 
 Metrics = dict[str, WeightedMean]
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, SAMPLING_FIELDS
 from bert_jax.config.objectives import MaskedPermutedLM
+from bert_jax.losses import padding_fraction
 from bert_jax.models.model import build_network
 from bert_jax.models.mpnet.model import MPNetEncoder
 from bert_jax.models.mpnet.two_streams import Predictions, permutation_ranks
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.pretraining import masked_lm_loss
 from bert_jax.objectives.replaced_tokens.objective import replace_tokens
-from bert_jax.objectives.weighted_mean import padding_fraction
 from bert_jax.params.functional import Params
 
 

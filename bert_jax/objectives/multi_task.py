@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.config.objectives import MultiTask, UncertaintyWeighting, UniformWeighting
+from bert_jax.losses import WeightedMean, padding_fraction
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction
 from bert_jax.params.functional import Params
 from bert_jax.params.paths import ADAPTER
 

@@ -26,16 +26,10 @@ from bert_jax.batch import (
     SPAN_BOUNDARY_FIELDS,
 )
 from bert_jax.config.objectives import Pretraining
+from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction, weighted_mean
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.weighted_mean import (
-    WeightedMean,
-    cross_entropy,
-    is_correct,
-    padding_fraction,
-    weighted_mean,
-)
 from bert_jax.params.functional import Params
 
 Metrics = dict[str, WeightedMean]

@@ -12,14 +12,9 @@ from bert_jax.batch import (
     encoder_decoder_inputs,
 )
 from bert_jax.config.objectives import Seq2Seq
+from bert_jax.losses import cross_entropy, is_correct, padding_fraction, weighted_mean
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.weighted_mean import (
-    cross_entropy,
-    is_correct,
-    padding_fraction,
-    weighted_mean,
-)
 from bert_jax.params.functional import Params
 
 

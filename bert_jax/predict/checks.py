@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from bert_jax.config.labeled_data import JointWindows, Truncation
+from bert_jax.config.labeled_data import (
+    TRUNCATIONS,
+    JointWindows,
+    Truncation,
+    make_truncation,
+    truncation_name,
+)
 from bert_jax.config.train import LARGEST_BATCH_SIZE
 from bert_jax.data.finetuning.example import (
     Example,
@@ -12,7 +18,6 @@ from bert_jax.data.finetuning.example import (
     class_labels,
     is_labeled,
 )
-from bert_jax.data.finetuning.truncation_names import TRUNCATIONS, make_truncation, truncation_name
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.heads.config import (
     QuestionAnsweringHead,

@@ -5,10 +5,14 @@ from typing import get_args
 
 from bert_jax.config.labeled_data import Columns, Conll, Squad, Swag
 from bert_jax.data.finetuning.example import QuestionExample
-from bert_jax.data.finetuning.readers.columns import cell_text, read_columns, require_columns
+from bert_jax.data.finetuning.readers.columns import (
+    cell_text,
+    read_columns,
+    read_swag,
+    require_columns,
+)
 from bert_jax.data.finetuning.readers.conll import read_conll
 from bert_jax.data.finetuning.readers.squad import read_squad
-from bert_jax.data.finetuning.readers.swag import read_swag
 from bert_jax.data.finetuning.readers.tabular_files import (
     FILE_EXTENSIONS,
     file_extension,

@@ -28,7 +28,7 @@ from bert_jax.tasks import AnyTaskKind, kind_of_head, make_features
 from bert_jax.tasks.base import HeadOutputs, ModelInput
 
 TruncationName = Literal["head", "tail", "head+tail", "windows"]
-"""The names in `TRUNCATIONS` of `data/finetuning/truncation_names.py`, which describes them."""
+"""The names in `TRUNCATIONS` of `config/labeled_data.py`, which describes them."""
 
 _SPLIT = "test"
 

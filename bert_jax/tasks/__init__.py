@@ -12,11 +12,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from bert_jax.config.data import FineTuningData
-from bert_jax.config.labeled_data import HeadTruncation, JointWindows, Truncation
+from bert_jax.config.labeled_data import HeadTruncation, JointWindows, Truncation, truncation_name
 from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.truncation_names import truncation_name
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (
     RankingHead,
@@ -26,14 +25,13 @@ from bert_jax.models.heads.config import (
     WindowEncoder,
 )
 from bert_jax.tasks.base import AnyTaskKind, TaskKind
+from bert_jax.tasks.classification import SequenceClassification, TextPairKind
 from bert_jax.tasks.demonstrations import DemonstrationPool, TrainingDemonstrations
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.prompt_features import find_label_tokens
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.ranking import Ranking
 from bert_jax.tasks.regression import Regression
-from bert_jax.tasks.sequence_classification import SequenceClassification
-from bert_jax.tasks.text_pair import TextPairKind
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -15,9 +15,8 @@ from bert_jax.data.finetuning.features import (
 )
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import MultipleChoiceHead
-from bert_jax.tasks.base import ModelInput, TaskKind
-from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, excerpt
-from bert_jax.tasks.logits import LogitsKind, calibration_table, max_probability
+from bert_jax.tasks.base import UNLABELED, Json, KindDescription, ModelInput, TaskKind, excerpt
+from bert_jax.tasks.classification import LogitsKind, calibration_table, max_probability
 from bert_jax.tasks.metrics import classification
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -11,8 +11,16 @@ from bert_jax.data.finetuning.features import (
     Features,
 )
 from bert_jax.models.heads.config import QuestionAnsweringHead
-from bert_jax.tasks.base import HeadOutputs, ModelInput, TaskKind
-from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts, excerpt
+from bert_jax.tasks.base import (
+    UNLABELED,
+    HeadOutputs,
+    Json,
+    KindDescription,
+    ModelInput,
+    TaskKind,
+    as_dicts,
+    excerpt,
+)
 from bert_jax.tasks.metrics import squad_metrics
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.squad_decoding import (

@@ -8,7 +8,7 @@ from scipy.special import expit
 
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.models.heads.config import RankingHead, TaskHead
-from bert_jax.tasks.descriptions import Json, KindDescription
+from bert_jax.tasks.base import Json, KindDescription
 from bert_jax.tasks.metrics.regression import regression_metrics
 from bert_jax.tasks.regression import Metric, Regression
 

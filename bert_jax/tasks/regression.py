@@ -8,12 +8,11 @@ import numpy as np
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues
 from bert_jax.models.heads.config import RegressionHead, TaskHead
-from bert_jax.tasks.base import HeadOutputs
-from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription
+from bert_jax.tasks.base import UNLABELED, HeadOutputs, Json, KindDescription
+from bert_jax.tasks.classification import TextPairKind, shown_texts
 from bert_jax.tasks.long_texts import pool_windows
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.regression import REGRESSION_METRICS, regression_metrics
-from bert_jax.tasks.text_pair import TextPairKind, shown_texts
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 

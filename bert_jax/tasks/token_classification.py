@@ -12,8 +12,16 @@ from bert_jax.data.finetuning.features import (
 )
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TokenClassificationHead
-from bert_jax.tasks.base import HeadOutputs, ModelInput, TaskKind
-from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts, excerpt
+from bert_jax.tasks.base import (
+    UNLABELED,
+    HeadOutputs,
+    Json,
+    KindDescription,
+    ModelInput,
+    TaskKind,
+    as_dicts,
+    excerpt,
+)
 from bert_jax.tasks.metrics import ner_metrics
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.windowed_features import tagged_word_features

@@ -34,8 +34,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.config.tuning import TuningConfig, default_learning_rate
 from bert_jax.data.finetuning.example import Task, is_labeled
-from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.readers.training_file import has_soft_labels
+from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
 from bert_jax.errors import UserError, check_range
 from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.tasks import head_for_data, kind_of, make_head, training_features

@@ -14,7 +14,7 @@ from bert_jax.data.corpus.manifest import CorpusCounts, Manifest, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.export.export import export, sample_batch
 from bert_jax.interop import huggingface, huggingface_heads
-from bert_jax.interop.huggingface_config import to_hf_config
+from bert_jax.interop.huggingface import to_hf_config
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,

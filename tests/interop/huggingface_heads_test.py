@@ -8,7 +8,7 @@ import pytest
 from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.huggingface_config import read_config, to_hf_config
+from bert_jax.interop.huggingface import read_config, to_hf_config
 from bert_jax.models.heads.config import (
     Identity,
     MultipleChoiceHead,

@@ -1,4 +1,4 @@
-"""Covers bert_jax/interop/huggingface.py, huggingface_config.py and weight_files.py."""
+"""Covers bert_jax/interop/huggingface.py and weight_files.py."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, weight_files
-from bert_jax.interop.huggingface_config import read_config
+from bert_jax.interop.huggingface import read_config
 from bert_jax.models.layers.config import GeluTanh
 
 

@@ -15,6 +15,7 @@ from bert_jax.apps.testing.models import small_config
 from bert_jax.batch import ENCODER_FIELDS, SAMPLING_FIELDS, SPAN_BOUNDARY_FIELDS
 from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import ConfigError
+from bert_jax.losses import cross_entropy, is_correct, padding_fraction
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.objectives.causal_lm import next_token_loss, next_token_weights
 from bert_jax.objectives.pretraining import (
@@ -24,7 +25,6 @@ from bert_jax.objectives.pretraining import (
     sentence_order_loss,
     span_boundary_loss,
 )
-from bert_jax.objectives.weighted_mean import cross_entropy, is_correct, padding_fraction
 
 V = 30
 BERT = small_config()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.interop.huggingface_config import read_config
+from bert_jax.interop.huggingface import read_config
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import GeluTanh, LearnedPositions
 from bert_jax.pretrained.load import load_model

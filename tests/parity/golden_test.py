@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.losses import cross_entropy
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import GeluTanh, LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import validate_params
-from bert_jax.objectives.weighted_mean import cross_entropy
 from bert_jax.params import paths
 
 CONFIG = BertConfig(

@@ -10,10 +10,17 @@ from scipy.special import softmax
 from bert_jax.apps.testing.models import word_tokenizer
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import FineTuningData
-from bert_jax.config.labeled_data import Columns, HeadTruncation, JointWindows, Windows
+from bert_jax.config.labeled_data import (
+    TRUNCATIONS,
+    Columns,
+    HeadTruncation,
+    JointWindows,
+    Windows,
+    make_truncation,
+    truncation_name,
+)
 from bert_jax.data.finetuning.example import TaggedExample, Task, TextExample
 from bert_jax.data.finetuning.loader import FineTuningLoader
-from bert_jax.data.finetuning.truncation_names import TRUNCATIONS, make_truncation, truncation_name
 from bert_jax.errors import ConfigError
 from bert_jax.tasks import kind_of, make_features
 

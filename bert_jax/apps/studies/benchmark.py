@@ -21,7 +21,7 @@ from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.tasks.contamination import metrics_by_group
+from bert_jax.tasks.analysis import metrics_by_group
 
 TRAINABLE_TASKS = tuple(name for name in GLUE_TASKS if name != "ax")
 """The tasks with training data; the diagnostic set AX is predicted by the MNLI models."""

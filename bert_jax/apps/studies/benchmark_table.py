@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
-from bert_jax.tasks.contamination import format_groups
+from bert_jax.tasks.analysis import format_groups
 
 _COLUMNS = ("task", "split", "metric", "runs", "median", "mean", "std", "best", "95 % interval")
 _DISPLAY_NAMES = {

@@ -35,13 +35,8 @@ from bert_jax.apps.studies.sweep_trials import seed_statistics
 from bert_jax.config.labeled_data import FewShot
 from bert_jax.config.sentence_embeddings import ContrastivePairs
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.prompts.glue_prompts import (
-    load_prompt,
-    similar_demonstrations,
-    write_prompt,
-)
-from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
-from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.glue_prompts import load_prompt, similar_demonstrations, write_prompt
+from bert_jax.data.finetuning.readers.load_task import load_task, sample_few_shot
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object

@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.apps.studies.job_runner import Job
 from bert_jax.config.labeled_data import Glue
-from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
+from bert_jax.data.finetuning.glue_prompts import load_prompt
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, check_range
 

@@ -4,7 +4,7 @@ import argparse
 
 from bert_jax.config.labeled_data import Columns, FewShot, Glue, Snli, TaskConfig, TrainingFile
 from bert_jax.config.prompts import Prompt
-from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt, with_demonstrations
+from bert_jax.data.finetuning.glue_prompts import load_prompt, with_demonstrations
 from bert_jax.errors import ConfigError
 
 _FLAGS = ("prompt", "demonstrations", "shots", "split_seed", "train_file")

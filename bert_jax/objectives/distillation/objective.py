@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from bert_jax.batch import MASKED_LM_FIELDS
 from bert_jax.config.distillation import AllTokens, MaskedTokens, SoftLabels, TaskDistillation
 from bert_jax.config.objectives import FineTuning, Pretraining
+from bert_jax.losses import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network, encoder_inputs
@@ -28,7 +29,6 @@ from bert_jax.objectives.distillation.losses import (
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.fine_tuning_heads import HeadOutputs
 from bert_jax.objectives.pretraining import Metrics, PretrainingObjective
-from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.params.functional import Params
 from bert_jax.params.paths import TEACHER
 

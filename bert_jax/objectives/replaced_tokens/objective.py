@@ -29,12 +29,12 @@ from bert_jax.config.objectives import (
     ReplacedTokens,
     SharedEmbeddings,
 )
+from bert_jax.losses import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.layers.dropout import column_keys, finalize_hash
 from bert_jax.models.model import build_network
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.pretraining import Metrics, masked_lm_loss
-from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.params.functional import Params
 from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from bert_jax.losses import cross_entropy
 from bert_jax.models.sentence_encoder.network import normalize
-from bert_jax.objectives.weighted_mean import cross_entropy
 
 
 def pairwise_cosine(u: jax.Array, v: jax.Array) -> jax.Array:

@@ -29,15 +29,10 @@ from bert_jax.config.sentence_embeddings import (
     UnsupervisedSimCSE,
     single_loss,
 )
+from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
 from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.sentence_embeddings import losses
-from bert_jax.objectives.weighted_mean import (
-    WeightedMean,
-    cross_entropy,
-    is_correct,
-    padding_fraction,
-)
 from bert_jax.params.functional import Params
 
 SOFTMAX_CLASSIFIER = "softmax_classifier"

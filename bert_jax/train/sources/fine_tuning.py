@@ -32,8 +32,7 @@ from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.runs.training_data import examples_fingerprint
 from bert_jax.tasks import make_features, text_examples, training_features
-from bert_jax.tasks.analysis import analyze, describe_task
-from bert_jax.tasks.contamination import format_groups, metrics_by_group
+from bert_jax.tasks.analysis import analyze, describe_task, format_groups, metrics_by_group
 from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,

@@ -12,7 +12,7 @@ from bert_jax.config.distillation import SoftLabels
 from bert_jax.config.objectives import FineTuning
 from bert_jax.config.tuning import CachedFeatures, TuningConfig
 from bert_jax.data.finetuning.example import Task
-from bert_jax.data.finetuning.readers.training_file import has_soft_labels
+from bert_jax.data.finetuning.readers.load_task import has_soft_labels
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of

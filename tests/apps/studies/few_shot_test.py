@@ -1,7 +1,7 @@
 """Tests few-shot learning: samples, fine-tuning with a prompt, and the table of methods.
 
 Covers bert_jax/apps/studies/few_shot.py, bert_jax/apps/studies/cli/few_shot.py and
-bert_jax/data/finetuning/readers/few_shot.py, and what fine-tuning and prediction do with a prompt.
+bert_jax/data/finetuning/readers/load_task.py, and what fine-tuning and prediction do with a prompt.
 """
 
 import dataclasses
@@ -26,9 +26,8 @@ from bert_jax.config.data import FineTuningData
 from bert_jax.config.labeled_data import Columns, FewShot, Glue
 from bert_jax.config.prompts import Demonstrations, LabelWords, Prompt, SimilarExamples
 from bert_jax.data.finetuning.example import Example, Task, TextExample
-from bert_jax.data.finetuning.prompts.glue_prompts import read_prompt
-from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
-from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.glue_prompts import read_prompt
+from bert_jax.data.finetuning.readers.load_task import load_task, sample_few_shot
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.params import paths

@@ -1,6 +1,6 @@
 """Tests reading SNLI in its two formats, and SWAG.
 
-Sources: bert_jax/data/finetuning/readers/snli.py, bert_jax/data/finetuning/readers/swag.py.
+Sources: bert_jax/data/finetuning/readers/glue.py, bert_jax/data/finetuning/readers/columns.py.
 """
 
 import json

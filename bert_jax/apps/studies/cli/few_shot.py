@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from bert_jax.config.labeled_data import Glue, GlueName
-from bert_jax.data.finetuning.prompts.glue_prompts import GLUE_PROMPTS
+from bert_jax.data.finetuning.glue_prompts import GLUE_PROMPTS
 from bert_jax.errors import ConfigError, did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Covers bert_jax/data/finetuning/readers/training_file.py."""
+"""Covers bert_jax/data/finetuning/readers/load_task.py."""
 
 import json
 
@@ -6,8 +6,7 @@ import pytest
 
 from bert_jax.config.labeled_data import Columns, TrainingFile
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.readers.training_file import has_soft_labels
+from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
 from bert_jax.errors import ConfigError, UserError
 
 

@@ -1,0 +1,270 @@
+"""Defines what classification, regression and ranking share: texts or pairs of texts."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.special import log_softmax, softmax
+
+from bert_jax.config.labeled_data import HeadTruncation, Truncation
+from bert_jax.config.prompts import Prompt
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled, make_label_lookup
+from bert_jax.models.heads.config import SequenceClassificationHead
+from bert_jax.tasks.base import (
+    UNLABELED,
+    HeadOutputs,
+    Json,
+    KindDescription,
+    ModelInput,
+    TaskKind,
+    as_dicts,
+    excerpt,
+)
+from bert_jax.tasks.demonstrations import DemonstrationPool, add_demonstrations
+from bert_jax.tasks.long_texts import pool_windows, text_features
+from bert_jax.tasks.metrics import classification
+from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
+from bert_jax.tasks.prompt_features import make_prompt_features
+from bert_jax.text.tokenizer import Tokenizer
+
+
+class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
+    """Implements features and inputs of kinds that read a text or a pair of texts."""
+
+    # All kinds have both target fields, so that seqio can mix their tasks.
+    sequence_fields: ClassVar[Mapping[str, str]] = {
+        "input_ids": "L",
+        "token_type_ids": "L",
+        "labels": "",
+        "label_values": "",
+    }
+    table_columns: ClassVar[Mapping[str, str | None]] = {
+        "text": "text",
+        "text_pair": None,
+        "id": None,
+    }
+
+    @abstractmethod
+    def make_targets(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> dict[str, TargetValues]:
+        """Returns the target field, with one value for each labeled example."""
+
+    def make_features(
+        self,
+        examples: Sequence[TextExample],
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+        window_overlap: int,
+        truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+    ) -> Features:
+        """Tokenizes texts and pairs; every window of a long text has the target of the text."""
+        features = text_features(examples, tokenizer, max_length, truncation, window_overlap)
+        return self._add_targets(features, examples, labels)
+
+    def make_prompt_features(
+        self,
+        examples: Sequence[TextExample],
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+        prompt: Prompt,
+        pool: DemonstrationPool | None = None,
+    ) -> Features:
+        """Tokenizes texts and pairs in the template of a prompt, with demonstrations of a pool."""
+        features = make_prompt_features(examples, prompt, tokenizer, max_length)
+        if prompt.demonstrations is not None and pool is not None:
+            features = add_demonstrations(features, examples, pool, prompt.demonstrations)
+        return self._add_targets(features, examples, labels)
+
+    def _add_targets(
+        self, features: Features, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> Features:
+        if all_labeled(examples):
+            targets = self.make_targets(examples, labels)
+            features.targets = {
+                name: [values[index] for index in features.example_index]
+                for name, values in targets.items()
+            }
+        return features
+
+    def format_label(self, example: TextExample) -> str:
+        """Formats the class name or the score."""
+        return UNLABELED if example.label is None else str(example.label)
+
+    def overlap_key(self, example: TextExample) -> Hashable:
+        """Returns both texts without case and outer white space."""
+        pair = example.text_pair
+        return example.text.strip().casefold(), None if pair is None else pair.strip().casefold()
+
+    def parse_input(self, model_input: ModelInput, example_id: str) -> TextExample | None:
+        """Converts a text, a pair of texts or a `TextExample`."""
+        match model_input:
+            case str():
+                return TextExample(id=example_id, text=model_input)
+            case [str() as text, str() as pair]:
+                return TextExample(id=example_id, text=text, text_pair=pair)
+            case TextExample():
+                return dataclasses.replace(model_input, label=None)
+            case _:
+                return None
+
+    def input_texts(self, example: TextExample) -> Sequence[str]:
+        """Returns the text and, if there is one, the second text."""
+        return [example.text] if example.text_pair is None else [example.text, example.text_pair]
+
+    def input_to_json(self, model_input: Sequence[str]) -> Json:
+        """Names both texts of a pair."""
+        return {"text": model_input[0], "text_pair": model_input[1]}
+
+
+def shown_texts(example: TextExample) -> dict[str, str]:
+    """Returns the texts of an error example for a report."""
+    texts = {"text": excerpt(example.text)}
+    if example.text_pair is not None:
+        texts["second text"] = excerpt(example.text_pair)
+    return texts
+
+
+class LogitsKind:
+    """Implements a kind whose references are class ids int [n] and predictions logits [n, C]."""
+
+    def decode(
+        self,
+        examples: Sequence[Any],
+        features: Features,
+        outputs: HeadOutputs,
+        labels: Sequence[str],
+        *,
+        allow_no_answer: bool = False,
+    ) -> np.ndarray:
+        """Returns the logits, float [n, C]; those of several windows of a text are pooled."""
+        return pool_windows(outputs, "logits", features)
+
+    def resampled_interval(
+        self,
+        metric: str,
+        references: np.ndarray,
+        predictions: np.ndarray,
+        *,
+        n_resamples: int,
+        seed: int,
+    ) -> tuple[float, float]:
+        """Bootstraps one metric."""
+        arrays, score = classification.metric_for_resampling(
+            metric, np.asarray(references), np.asarray(predictions, np.float64)
+        )
+        return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
+
+    def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+        """Returns float64 [n]: the cross-entropy of wrong predictions, 0 for correct ones."""
+        logits = predictions.astype(np.float64)
+        losses = -log_softmax(logits, axis=1)[np.arange(len(references)), references]
+        return np.where(logits.argmax(axis=1) == references, 0.0, losses)
+
+
+def calibration_table(references: np.ndarray, logits: np.ndarray) -> Json:
+    """Returns {"error": expected calibration error, "bins": see `CalibrationBin`}."""
+    bins = classification.calibration_bins(references, logits.astype(np.float64))
+    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(references)
+    return {"error": error, "bins": as_dicts(bins)}
+
+
+def max_probability(logits: np.ndarray) -> float:
+    """Returns the probability of the predicted class, from logits [C]."""
+    return float(softmax(logits.astype(np.float64)).max())
+
+
+class SequenceClassification(LogitsKind, TextPairKind):
+    """Predicts a class; references are class ids int [n], predictions logits float [n, C]."""
+
+    name = "classification"
+    head_type = SequenceClassificationHead
+    description = KindDescription(
+        expected_input="a text or a pair of texts",
+        text_names=("first text", "second text"),
+        error_loss="loss",
+        pipeline_tag="text-classification",
+        auto_class="AutoModelForSequenceClassification",
+        head_output="one label for a text or a pair of texts, from the pooled first token",
+        result="labels with probabilities",
+        example_arguments='"A text."',
+    )
+    empty_prediction: ClassVar[Mapping[str, Any]] = {"label": None, "probabilities": None}
+
+    def make_head(self, labels: tuple[str, ...]) -> SequenceClassificationHead:
+        """Returns a head with one output for each class."""
+        return SequenceClassificationHead(labels=labels)
+
+    def make_targets(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> dict[str, TargetValues]:
+        """Returns the class id of each example and, if all have them, their soft labels."""
+        label_to_id = make_label_lookup(labels)
+        targets: dict[str, TargetValues] = {
+            "labels": [label_to_id(str(e.label), e.id) for e in examples]
+        }
+        logits = [np.array(e.label_logits) for e in examples if e.label_logits is not None]
+        if len(logits) == len(examples):
+            targets["label_logits"] = logits
+        return targets
+
+    def get_references(self, examples: Sequence[TextExample], labels: Sequence[str]) -> np.ndarray:
+        """Returns class ids, int [n]."""
+        label2id = {label: class_id for class_id, label in enumerate(labels)}
+        return np.array([label2id[str(example.label)] for example in examples])
+
+    def compute_metrics(
+        self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
+    ) -> dict[str, float]:
+        """Computes accuracy, F1 and others; see `classification_metrics`."""
+        return classification.classification_metrics(references, predictions, labels)
+
+    def prediction_to_json(
+        self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
+    ) -> Json:
+        """Returns {"label", "probabilities": {label: probability}}."""
+        probabilities = softmax(prediction.astype(np.float64))
+        return {
+            "label": labels[int(prediction.argmax())],
+            "probabilities": dict(zip(labels, probabilities.tolist(), strict=True)),
+        }
+
+    def analysis_tables(
+        self,
+        examples: Sequence[TextExample],
+        references: np.ndarray,
+        predictions: np.ndarray,
+        labels: Sequence[str],
+    ) -> Json:
+        """Returns scores by class, the confusion matrix as a list of cells, and calibration."""
+        matrix = classification.confusion_matrix(references, predictions, labels)
+        nonzero_cells = np.argwhere(matrix).tolist()
+        return {
+            "classes": as_dicts(classification.per_class_table(references, predictions, labels)),
+            "confusion_matrix": [[*cell, int(matrix[tuple(cell)])] for cell in nonzero_cells],
+            "calibration": calibration_table(references, predictions),
+        }
+
+    def error_to_json(
+        self,
+        example: TextExample,
+        prediction: np.ndarray,
+        references: np.ndarray,
+        labels: Sequence[str],
+    ) -> Json:
+        """Describes a wrong class with its probability."""
+        return {
+            "texts": shown_texts(example),
+            "reference": example.label,
+            "predicted": labels[int(prediction.argmax())],
+            "probability": max_probability(prediction),
+        }
+
+    def count_keys(self, example: TextExample) -> list[str]:
+        """Returns the class name."""
+        return [UNLABELED if example.label is None else str(example.label)]
