@@ -1,13 +1,11 @@
 """Provides a fake cloud for each test."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.tpu.cloud import BUNDLE, HERE, Clock, FakeCloud, InProcess, Trainers
-from tpu.launcher import clock, command_context, commands_launch
+from tests.helpers.tpu.cloud import CODE, HERE, Clock, FakeCloud, Trainers, execute
 
 
 @pytest.fixture
@@ -25,14 +23,13 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
 
 
 @pytest.fixture
-def trainers(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainers]:
+def trainers(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> Trainers:
     """Runs the launcher in this process with fake gcloud, fake clock and simulated hosts."""
-    found = Trainers(cloud)
-    monkeypatch.setattr(command_context, "GcloudRunner", InProcess)
-    monkeypatch.setattr(clock, "ScaledClock", Clock)
-    monkeypatch.setattr(commands_launch, "pack", lambda root: BUNDLE)
+    clock = Clock()
+    found = Trainers(cloud, clock)
+    monkeypatch.setattr("tpu.gcloud._execute", execute)
+    monkeypatch.setattr("tpu.launcher.time", clock)
+    monkeypatch.setattr("tpu.launcher.pack_code", lambda: CODE)
     monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.hosts._once", found.remote)
-    monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.tpus.time.time", lambda: Clock.now)
-    monkeypatch.setattr(Clock, "now", 1e9)
-    monkeypatch.setattr(Clock, "on_sleep", staticmethod(found.tick))
-    yield found
+    monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.tpus.time", clock)
+    return found

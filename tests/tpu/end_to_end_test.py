@@ -1,6 +1,6 @@
 """Tests a launch with real processes: four hosts train together and are preempted.
 
-Covers tpu/smoke_16.sh, tpu/launcher/ and tpu/worker/.
+Covers tpu/smoke_16.sh, tpu/launcher.py and tpu/worker.py.
 """
 
 import json
@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tpu.cloud import ROOT, FakeCloud
-from tpu import bucket_layout
 
 RUN = "runs/smoke"
-NODE = bucket_layout.slice_name_prefix(f"gs://my-bucket/{RUN}")
 
 
 def corpus(folder: Path, cloud: FakeCloud) -> None:
@@ -41,8 +39,8 @@ def corpus(folder: Path, cloud: FakeCloud) -> None:
 def test_smoke_recipe_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
     corpus(tmp_path, cloud)
     when = {"preempt_when": f"gs://my-bucket/{RUN}/run/checkpoints/3", "notice": True}
-    cloud.script(slices={f"{NODE}-0": when})
-    command = f"source {ROOT}/tests/tpu/fake_cloud.sh; export BERT_JAX_LOCAL_DEVICES=1; "
+    cloud.script(slices={"bert-smoke-*-1": when})
+    command = f"export BERT_JAX_LOCAL_DEVICES=1; source {ROOT}/tests/helpers/tpu/fake_cloud.sh;"
     environment = {
         **os.environ,
         "BUCKET": "gs://my-bucket",
@@ -60,14 +58,12 @@ def test_smoke_recipe_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
     )
     folder = cloud.folder / "gcs/my-bucket" / RUN
     assert done.returncode == 0, done.stderr[-6000:]
-    assert (folder / "DONE.json").exists() and not cloud.slices()
+    assert not cloud.slices()
     attempts = sorted(path.name for path in (folder / "attempts").iterdir())
-    assert attempts[:2] == ["0", "1"]
+    assert attempts[:2] == ["1", "2"]
+    assert "(code 75)" in done.stderr
     for host in range(4):
-        last = json.loads((folder / f"attempts/{attempts[-1]}/host-{host}.exit.json").read_text())
-        assert last["code"] == 0
-        starts = cloud.folder / f"hosts/{NODE}-0-{host}/.fake-systemd/starts.txt"
-        assert starts.read_text().split() == ["bert-smoke-0"]
+        assert (folder / f"attempts/{attempts[-1]}/host-{host}.exit-0").exists()
     rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 8
     exported = tmp_path / "exported"

@@ -1,18 +1,16 @@
 """Tests that secrets appear in no command, file, log or output.
 
-Covers tpu/launcher/cloud/redaction.py, gcloud.py and runs/bundle.py.
+Covers tpu/gcloud.py and tpu/code_archive.py; tests/tpu/worker_test.py has the hosts.
 """
 
-import json
-import os
 import subprocess
 
 import pytest
 
-from tests.helpers.tpu.cloud import DATA, LAUNCH, WORK, FakeCloud, tpuctl
-from tpu.launcher.cloud.gcloud import GcloudRunner
-from tpu.launcher.cloud.redaction import redact
-from tpu.launcher.runs.bundle import pack
+from tests.helpers.tpu.cloud import DATA, LAUNCH, ONE, WORK, FakeCloud, tpuctl
+from tpu.code_archive import pack
+from tpu.gcloud import Gcloud, redact
+from tpu.job import from_json
 
 # Looks like a token; concatenated so that no file of the repository contains one.
 CANARY = "hf_" + "canaryCANARY" * 3
@@ -32,13 +30,13 @@ def test_secret_value_appears_nowhere(cloud, trainers, capsys, monkeypatch):
     words = ("launch", *LAUNCH, "--env-secret", f"HF_TOKEN={SECRET}", *DATA, *WORK)
     assert tpuctl(*words) == 0
     for verb in ("status", "logs", "down"):
-        assert tpuctl(verb, "--bucket", "gs://bucket", "--run-id", "r1") == 0
+        tpuctl(verb, *ONE)
     assert tpuctl(*words[:-5], "--dry-run", *words[-5:]) == 0
     output = capsys.readouterr()
     for secret in (CANARY, PLAIN):
         assert secret not in output.out + output.err + everything(cloud)
-    job_spec = json.loads(cloud.object("attempts/0/job.json").read_text())
-    assert job_spec["secrets"] == {"HF_TOKEN": f"{SECRET}/versions/latest"}
+    job, _ = from_json(cloud.object("job.json").read_text())
+    assert job.secrets == {"HF_TOKEN": SECRET}
 
 
 @pytest.mark.parametrize("secret", [CANARY, PLAIN])
@@ -69,9 +67,10 @@ def test_gcloud_output_is_redacted(cloud, trainers, capsys, monkeypatch):
 
 
 def test_commands_with_secrets_are_rejected(cloud, monkeypatch):
-    environment = {**os.environ, "MY_SECRET": PLAIN}
-    with pytest.raises(Exception, match=r"contains the value of \$MY_SECRET"):
-        GcloudRunner(environment).run(["gcloud", "storage", "ls", f"gs://b/{PLAIN}"])
+    monkeypatch.setenv("MY_SECRET", PLAIN)
+    for gcloud in (Gcloud(), Gcloud(dry_run=True)):
+        with pytest.raises(Exception, match=r"contains the value of \$MY_SECRET"):
+            gcloud.run("storage", "ls", f"gs://b/{PLAIN}")
     assert not cloud.argv
 
 
@@ -95,11 +94,11 @@ def test_path_in_a_credentials_variable_is_no_secret(tmp_path):
     assert redact(f"using {file}", environment) == f"using {file}"
 
 
-def test_bundle_with_a_token_is_rejected(tmp_path):
-    for name in ("setup.py", "bert_jax/__init__.py", "tpu/worker/agent.py"):
+def test_code_with_a_token_is_rejected(tmp_path):
+    names = ("setup.py", "bert_jax/__init__.py", "tpu/worker.py", "tpu/host/bootstrap.sh")
+    for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    (tmp_path / "tpu/worker/bootstrap.sh").write_text("")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
     first = pack(tmp_path)

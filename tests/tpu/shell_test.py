@@ -1,6 +1,6 @@
 """Tests the shell files under tpu/, and the commands in tpu/README.md as dry runs.
 
-Covers tpu/*.sh, tpu/tpuctl, tpu/worker/bootstrap.sh and tpu/launcher/cloud/dry_run.py.
+Covers tpu/*.sh, tpu/tpuctl and tpu/host/*.sh.
 """
 
 import os
@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.tpu.cloud import ROOT, FakeCloud, run_tpuctl
+from tpu.job import Job, Rental, to_json
 
 RECIPES = sorted((ROOT / "tpu").glob("*.sh"))
-FILES = [*RECIPES, ROOT / "tpu/tpuctl", *(ROOT / "tpu/worker").glob("*.sh")]
+FILES = [*RECIPES, ROOT / "tpu/tpuctl", *(ROOT / "tpu/host").glob("*.sh")]
 FILES += [ROOT / "tests/helpers/tpu/fake_cloud.sh"]
 NAMES = {
     "pretrain_bert_base_16.sh",
@@ -49,10 +50,10 @@ def test_bash_parses_shell_files(file: Path):
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
-def test_recipes_are_short_and_call_launch_once(file: Path):
+def test_recipes_are_short_and_call_the_launcher_once(file: Path):
     text = file.read_text()
     assert len(text.splitlines()) < 30 and os.access(file, os.X_OK)
-    assert "\nset -euo pipefail\n" in text and text.count("\ntpu/tpuctl launch ") == 1
+    assert "\nset -euo pipefail\n" in text and text.count("\ntpu/tpuctl ") == 1
 
 
 # One of each mode of a job: a single process on all hosts, and shards.
@@ -126,16 +127,11 @@ def test_readme_commands_dry_run(cloud: FakeCloud, line: str):
 
 
 def _launched(cloud: FakeCloud) -> None:
-    """Writes the manifests of the runs that the README mentions (here of layout version 1)."""
-    import json
-
-    for run in ("smoke",):
-        file = cloud.folder / f"gcs/my-bucket/runs/{run}/manifest.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        plain = {"version": 1, "slice": "v6e-16", "backend": "tpu-api", "mode": "pod",
-                 "arguments": ["pretrain", "configs/pretrain/bert.py"], "bundle": "0" * 64,
-                 "data": {}, "secrets": {}, "requires": {}, "project": "my-project",
-                 "zones": ["us-central1-b"], "capacity": "spot", "service_account": None,
-                 "internal_ips": False, "iap": False, "max_hours": 12.0, "max_usd": None,
-                 "wait_hours": 24.0, "coordinator_port": 8476, "created": "now"}  # fmt: skip
-        file.write_text(json.dumps({**plain, "run_id": run}))
+    """Writes the job of the run that the README mentions."""
+    job = Job(
+        bucket="gs://my-bucket", run_id="smoke", slice="v6e-16", arguments=("pretrain", "bert")
+    )
+    rental = Rental(code="0" * 64, project="my-project", zone="us-central1-b")
+    file = cloud.folder / "gcs/my-bucket/runs/smoke/job.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_json(job, rental))

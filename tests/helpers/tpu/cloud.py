@@ -4,32 +4,31 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.tpu.fake_gcloud.main import main as gcloud
+from tpu import cli
+from tpu.code_archive import CodeArchive
+from tpu.job import Job
+
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-from tests.helpers.tpu.fake_gcloud.main import main as gcloud  # noqa: E402
-from tpu import bucket_layout  # noqa: E402
-from tpu.launcher import cli, clock  # noqa: E402
-from tpu.launcher.cloud.gcloud import CommandResult  # noqa: E402
-from tpu.launcher.cloud.redaction import redact, reject_secrets  # noqa: E402
-from tpu.launcher.runs.bundle import Bundle  # noqa: E402
-
-BUNDLE = Bundle(
+CODE = CodeArchive(
     "0" * 64,
     b"code",
     ("configs/finetune/multi_task.py", "configs/pretrain/bert.py", "tests/mine.py"),
 )
-LAUNCH = ("--slice", "v6e-16", "--bucket", "gs://bucket", "--run-id", "r1", "--yes")
+ONE = ("--bucket", "gs://bucket", "--run-id", "r1")
+LAUNCH = ("--slice", "v6e-16", *ONE, "--yes")
 WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--arg", "corpus=@data/wiki")
 DATA = ("--data", "wiki=gs://bucket/data/wiki")
-SLICE = bucket_layout.slice_name_prefix("gs://bucket/runs/r1")
-"""The prefix of the names of r1's slices."""
+SLICE = Job(bucket="gs://bucket", run_id="r1", slice="v6e-16", arguments=("glue",)).slice_name
+"""The name of r1's slices."""
 
 
 class FakeCloud:
@@ -57,151 +56,105 @@ class FakeCloud:
         """Returns the file of an object of the run r1 in gs://bucket."""
         return self.folder / "gcs" / "bucket" / "runs" / "r1" / name
 
-    def loop(self) -> dict[str, Any]:
-        """Returns the saved state of the restart loop."""
-        return json.loads(self.object("restart_loop.json").read_text())
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Returns the resources that exist."""
-        file = self.folder / "state.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+    def history(self) -> dict[str, Any]:
+        """Returns the saved history of the restart loop."""
+        return json.loads(self.object("history.json").read_text())
 
     def slices(self) -> list[str]:
-        """Returns the names of queued resources, nodes and groups that exist."""
-        kinds = ("queue", "nodes", "groups")
-        return [key for kind in kinds for key in self.state.get(kind, {})]
+        """Returns the names of queued resources and nodes that exist."""
+        file = self.folder / "state.json"
+        state = json.loads(file.read_text()) if file.exists() else {}
+        return [key for kind in ("queue", "nodes") for key in state.get(kind, {})]
 
 
-_ONE = threading.Lock()
-
-
-class InProcess:
+def execute(argv: Sequence[str], stdin: str | bytes, timeout: float) -> tuple[int, str, str]:
     """Runs the fake gcloud as a function, which is a hundred times faster than as a process."""
-
-    dry = False
-
-    def __init__(self, verbose: bool = False):
-        pass
-
-    def run(
-        self, argv: Sequence[str], *, stdin: str | bytes = "", timeout: float = 0
-    ) -> CommandResult:
-        """Runs one command."""
-        reject_secrets(argv, os.environ, "a command")
-        data = stdin.encode() if isinstance(stdin, str) else stdin
-        with _ONE:
-            return self._alone(argv, data)
-
-    def _alone(self, argv: Sequence[str], data: bytes) -> CommandResult:
-        out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
-        before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data))
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = gcloud(list(argv[1:]))
-        finally:
-            sys.stdin = before
-        out.flush()
-        output = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
-        return CommandResult(code, redact(output, os.environ), redact(err.getvalue(), os.environ))
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    output, message = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    original, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data))
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(message):
+            code = gcloud(list(argv[1:]))
+    finally:
+        sys.stdin = original
+    output.flush()
+    return code, output.buffer.getvalue().decode(), message.getvalue()  # type: ignore[attr-defined]
 
 
-class Clock(clock.ScaledClock):
-    """Advances only by sleeping; the fake cloud uses the same clock."""
+class Clock:
+    """Stands in for the module `time`: advances only by sleeping."""
 
-    now = 1e9
-    on_sleep: Any = staticmethod(lambda: None)
-
-    def __init__(self, scale: float = 1.0):
-        pass
+    def __init__(self) -> None:
+        self.now = 1e9
+        self.on_sleep: Callable[[], None] = lambda: None
 
     def time(self) -> float:
-        return Clock.now
+        """Returns the seconds since 1970."""
+        return self.now
 
     def sleep(self, seconds: float) -> None:
-        Clock.now += seconds
-        Clock.on_sleep()
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        return event.wait()
+        """Advances the clock."""
+        self.now += seconds
+        self.on_sleep()
 
 
 class Trainers:
-    """Simulates the hosts without processes: their agents report, and end when asked to.
+    """Simulates the hosts without processes: they write exit codes and checkpoints to the bucket.
 
     Attributes:
       codes: exit code of attempt n, by host or for all hosts; 0: done, -1: it keeps running.
       steps: newest checkpoint of attempt n.
-      silent: hosts that never report.
+      silent: hosts that write no log.
+      starts: (attempt, host) of every start.
       each_turn: called each time the launcher sleeps, with the number of times.
     """
 
-    def __init__(self, cloud: FakeCloud):
-        self.cloud = cloud
+    def __init__(self, cloud: FakeCloud, clock: Clock):
+        self._cloud = cloud
+        self.clock = clock
         self.codes: dict[int, int | dict[int, int]] = {}
-        self.silent: set[int] = set()
-        self.starts: list[tuple[str, int]] = []
-        self.units: dict[str, int] = {}
         self.steps: dict[int, int] = {}
-        self.preflight_code = 0
+        self.silent: set[int] = set()
+        self.starts: list[tuple[int, int]] = []
         self.each_turn: Callable[[int], None] = lambda turn: None
         self.turns = 0
-        self.attempts_folder = "attempts"
+        clock.on_sleep = self._tick
 
     def remote(self, root: Path, node: str, number: int, command: str) -> int:
-        """Simulates running a command on a host."""
-        if "agent.py" not in command:
+        """Simulates a command on a host."""
+        if "systemctl stop" in command:
+            self.exit(int(command.rsplit("-", 1)[1]), number, 75)
             return 0
-        verb, attempt = command.rpartition("agent.py ")[2].split()[0], int(node.rsplit("-", 1)[1])
-        if verb == "preflight":
-            self.write(attempt, number, "preflight", **_FIT, ok=not self.preflight_code)
-            return self.preflight_code
-        if verb == "start":
-            self.starts.append((node, number))
-            if f"{node}/{number}" not in self.units:
-                self.units[f"{node}/{number}"] = 0
-                self.beat(attempt, number)
-        if verb == "stop" and f"{node}/{number}" in self.units:
-            self.exits(attempt, number, 75)
-        return 0
-
-    def tick(self) -> None:
-        """Lets time pass: trainers that run send a heartbeat."""
-        self.turns += 1
-        for name in self.units:
-            node, number = name.split("/")
-            attempt = int(node.rsplit("-", 1)[1])
-            file = self.cloud.object(f"{self.attempts_folder}/{attempt}/host-{number}.exit.json")
-            if not file.exists() and f"{SLICE}-{attempt}" in str(self.cloud.slices()):
-                self.beat(attempt, int(number))
-        self.each_turn(self.turns)
-
-    def beat(self, attempt: int, number: int) -> None:
-        """Sends one heartbeat; an attempt with an exit code exits with it."""
-        if number in self.silent:
-            return
-        step = self.steps.get(attempt)
-        plain = {"pid": 1, "last_log_line": "step", "rss_bytes": 1, "disk_free_bytes": 1}
-        self.write(attempt, number, "heartbeat", phase="training", step=step, **plain)
+        found = re.search(r"BERT_TPU_ATTEMPT=(\d+) BERT_TPU_HOSTS=(\S+);", command)
+        assert found and len(found[2].split(",")) == 4, command
+        attempt = int(found[1])
+        self.starts.append((attempt, number))
+        if step := self.steps.get(attempt):
+            self.checkpoint(step)
+        if number not in self.silent:
+            self._write(f"attempts/{attempt}/host-{number}.log")
         code = self.codes.get(attempt, 0)
         code = code.get(number, 0) if isinstance(code, dict) else code
-        if code == 0 and number == 0:
-            self.cloud.object("DONE.json").write_text("{}")
         if code >= 0:
-            self.exits(attempt, number, code)
+            self.exit(attempt, number, code)
+        return 0
 
-    def exits(self, attempt: int, number: int, code: int) -> None:
-        """Ends a host's unit."""
-        self.write(attempt, number, "exit", code=code, meaning="m")
+    def checkpoint(self, step: int) -> None:
+        """Writes a checkpoint."""
+        self._write(f"run/checkpoints/{step}/checksums.json")
 
-    def write(self, attempt: int, number: int, what: str, **values: Any) -> None:
-        """Writes a report."""
-        file = self.cloud.object(f"{self.attempts_folder}/{attempt}/host-{number}.{what}.json")
+    def exit(self, attempt: int, host: int, code: int) -> None:
+        """Ends the trainer of a host."""
+        self._write(f"attempts/{attempt}/host-{host}.exit-{code}")
+
+    def _write(self, name: str) -> None:
+        file = self._cloud.object(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"host": number, "time": Clock.now, **values}))
+        file.touch()
 
-
-_FIT = {"problems": [], "warnings": [], "address": "127.0.0.2", "versions": {}}
+    def _tick(self) -> None:
+        self.turns += 1
+        self.each_turn(self.turns)
 
 
 def tpuctl(*words: str) -> int:

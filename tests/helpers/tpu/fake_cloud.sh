@@ -7,9 +7,8 @@ export FAKE_CLOUD="${FAKE_CLOUD:-$PWD/fake-cloud}"
 export PATH="$_root/tests/helpers/tpu/bin:$PATH"
 # Hosts use the environment that is installed here, four CPU devices each, and report often.
 export BERT_TPU_PYTHON="${BERT_TPU_PYTHON:-$_root/.venv/bin/python}"
-export JAX_PLATFORMS=cpu BERT_JAX_LOCAL_DEVICES=4 BERT_TPU_HEARTBEAT=2
+export JAX_PLATFORMS=cpu BERT_JAX_LOCAL_DEVICES="${BERT_JAX_LOCAL_DEVICES:-4}"
+export BERT_TPU_MIRROR_SECONDS=5 BERT_TPU_TURN_SECONDS=5
 # A port that nobody else on this machine uses.
 export BERT_TPU_COORDINATOR_PORT="${BERT_TPU_COORDINATOR_PORT:-$((20000 + $$ % 20000))}"
-# Ten of the launcher's seconds pass in one.
-export BERT_TPU_TIME_SCALE=10
 unset _root

@@ -1,10 +1,7 @@
 """Replaces the trainer's Python in tests: does at once what the arguments after --arg say.
 
-`-c CODE` runs normally, except that FAKE_JAX_VERSION replaces the version of jax. Otherwise:
-
     end=CODE       ends with that code
     run=yes        waits for SIGTERM, saves a file, ends with 75
-    deaf=yes       ignores SIGTERM
     say=NAME       prints the value of that variable
     die=yes        is killed
 
@@ -12,25 +9,12 @@ With --output, it writes the files of a shard of `bert-jax glue`; its log and it
 the line of `say`.
 """
 
-import contextlib
-import io
 import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-
-if sys.argv[1] == "-c":
-    code, printed = sys.argv[2], io.StringIO()
-    sys.argv[:] = ["-c", *sys.argv[3:]]
-    with contextlib.redirect_stdout(printed):
-        exec(code, {"__name__": "__main__"})
-    found = json.loads(printed.getvalue())
-    if "FAKE_JAX_VERSION" in os.environ:
-        found["jax"] = os.environ["FAKE_JAX_VERSION"]
-    print(json.dumps(found))
-    sys.exit(0)
 
 options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 if "--output" in sys.argv:
@@ -64,12 +48,12 @@ def save(*_: object) -> None:
     sys.exit(75)
 
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in options else save)
+signal.signal(signal.SIGTERM, save)
 print("begins", flush=True)
 if "say" in options:
     print(f"{options['say']} is {os.environ.get(options['say'])}", flush=True)
 if "die" in options:
     os.kill(os.getpid(), signal.SIGKILL)
-while "run" in options or "deaf" in options:
+while "run" in options:
     time.sleep(0.05)
 sys.exit(int(options.get("end", 0)))

@@ -2,17 +2,16 @@
 
     hosts/NODE-I/         $HOME
           metadata/...    values of the metadata server, as files
-          dev/vfio/0..3   the chips
 Processes of a host have FAKE_HOST=NODE-I in their environment.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from tests.helpers.tpu.fake_gcloud.parsing import CloudError
 from tests.helpers.tpu.fake_gcloud.script import Script
@@ -28,13 +27,10 @@ def address(number: int) -> str:
 
 
 def prepare(root: Path, node: str, hosts: int) -> None:
-    """Creates the folders of new hosts."""
+    """Creates the folders of new hosts; nothing is left of an earlier node with that name."""
     for number in range(hosts):
         home = root / "hosts" / f"{node}-{number}"
-        chips = home / "dev" / "vfio"
-        chips.mkdir(parents=True, exist_ok=True)
-        for chip in range(4):
-            (chips / str(chip)).touch()
+        shutil.rmtree(home, ignore_errors=True)
         set_metadata(home, "instance/attributes/agent-worker-number", str(number))
         set_metadata(home, "instance/network-interfaces/0/ip", address(number))
         set_metadata(home, "instance/preempted", "FALSE")
@@ -93,20 +89,10 @@ def kill(root: Path, node: str) -> None:
 def environment(root: Path, node: str, number: int) -> dict[str, str]:
     """Returns the variables of a process on a host; keeps BERT_TPU_* that are already set."""
     home = root / "hosts" / f"{node}-{number}"
-    own: dict[str, Any] = {
-        "BERT_TPU_METADATA": f"file://{home}/metadata",
-        "BERT_TPU_DEV": str(home / "dev"),
-        "BERT_TPU_LOCKFILE": str(home / "libtpu_lockfile"),
-        "BERT_TPU_MOUNT": str(root / "gcs"),
-        "BERT_TPU_MIN_DISK_GB": "0.1",
-        "BERT_TPU_MIN_MEMORY_GB": "0.1",
-    }
     return {
-        **own,
+        "BERT_TPU_MOUNT": str(root / "gcs"),
         **os.environ,
-        "BERT_TPU_METADATA": own["BERT_TPU_METADATA"],
-        "BERT_TPU_DEV": own["BERT_TPU_DEV"],
-        "BERT_TPU_LOCKFILE": own["BERT_TPU_LOCKFILE"],
+        "BERT_TPU_METADATA": f"file://{home}/metadata",
         "FAKE_CLOUD": str(root),
         "FAKE_HOST": f"{node}-{number}",
         "HOME": str(home),

@@ -7,21 +7,21 @@
            "text": "There is no more capacity in the zone ..."}],
                                     commands that fail, by a regex over their words; times:
                                     how often (default: always)
- "slices": {"bert-x-*-0": {...}, "*": {...}},   by name with wildcards, the first that fits:
+ "slices": {"bert-x-*-1": {...}, "*": {...}},   by name and number of the request for that name
+                                    (1, 2, ...), with wildcards, the first that fits:
      "ready_after": 5               seconds until its hosts can be used (default 0)
      "queue": "WAITING_FOR_RESOURCES", "SUSPENDED", "FAILED": where a queued resource stays
      "error": "Quota ..."           why it is FAILED
      "health": "UNHEALTHY_TENSORFLOW"
+     "hosts": 3                     how many hosts have an address
      "preempt_after": 20            seconds from ready to the preemption
      "preempt_when": "gs://b/runs/x/run/checkpoints/5"   or when this object or folder exists
      "notice": true                 notify the hosts "notice_seconds" (3) before
      "delete_seconds": 1            how long a deletion takes (default 0)
- "ssh_drop": [{"match": "agent.py start", "times": 11, "host": 1, "ran": true}],
+ "ssh_drop": [{"match": "start.sh", "times": 11, "host": 1, "ran": true}],
                                     the connection breaks (255) after the command ran, or
                                     before it did; gcloud then runs it again, ten times
- "account": "user@example.com" or null, "project": "test-project",
- "apis": ["tpu.googleapis.com"], "quotas": {"tpu.googleapis.com": [...]},
- "types": {"us-central1-b": ["v6e-16"]}, "secrets": {"projects/p/secrets/s": "value"}}
+ "project": "test-project", "secrets": {"projects/p/secrets/s": "value"}}
 """
 
 import fnmatch

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-KINDS = ("queue", "nodes", "groups", "templates", "policies", "counts")
+KINDS = ("queue", "nodes", "counts")
 
 
 class State:

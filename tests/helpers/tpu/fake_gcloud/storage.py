@@ -1,4 +1,4 @@
-"""Fakes `gcloud storage`: cp, cat, ls, rsync, rm, objects and buckets; buckets are folders."""
+"""Fakes `gcloud storage`: cp, cat, ls, rsync, rm and buckets; buckets are folders."""
 
 import contextlib
 import fcntl
@@ -14,17 +14,10 @@ from pathlib import Path
 from tests.helpers.tpu.fake_gcloud.parsing import CloudError, Parsed
 from tests.helpers.tpu.fake_gcloud.script import Script
 
-CP = {"--if-generation-match": "value", "--recursive": "switch", "--no-clobber": "switch"}
-RSYNC = {
-    "--recursive": "switch",
-    "--exclude": "value",
-    "--delete-unmatched-destination-objects": "switch",
-    "--checksums-only": "switch",
-    "--no-clobber": "switch",
-    "--skip-if-dest-has-newer-mtime": "switch",
-}
-LS = {"--recursive": "switch", "--all-versions": "switch", "--long": "switch"}
-RM = {"--recursive": "switch", "--if-generation-match": "value"}
+CP = {"--recursive": "switch"}
+RSYNC = {"--recursive": "switch", "--exclude": "value"}
+LS = {"--recursive": "switch"}
+RM = {"--recursive": "switch"}
 
 
 class Storage:
@@ -53,10 +46,10 @@ class Storage:
                     raise CloudError(f"Omitting prefix {source.name}: use --recursive")
                 base = there / source.name if inside or there.is_dir() else there
                 for file in files_below(source):
-                    self._write(file, base / file.relative_to(source), given)
+                    self._write(file, base / file.relative_to(source))
             else:
                 name = "stdin" if source == "-" else Path(source).name
-                self._write(source, there / name if inside else there, given)
+                self._write(source, there / name if inside else there)
 
     def cat(self, given: Parsed) -> None:
         """Prints objects to stdout."""
@@ -91,35 +84,17 @@ class Storage:
         for name, file in wanted.items():
             with contextlib.suppress(FileNotFoundError):  # the file was removed in the meantime
                 if not same(file, there / name):
-                    self._write(file, there / name, given)
-        if given.has("--delete-unmatched-destination-objects") and there.is_dir():
-            for file in files_below(there):
-                name = file.relative_to(there).as_posix()
-                if name not in wanted and not (skip and skip.match(name)):
-                    file.unlink()
+                    self._write(file, there / name)
 
     def rm(self, given: Parsed) -> None:
         """Removes objects; with --recursive whole prefixes."""
-        for url in given.positional:
-            deep = given.has("--recursive") or url.endswith("/**")
-            path = self._path(url.removesuffix("/**"), write=True)
+        for path in [path for url in given.positional for path in self._sources(url, "rm")]:
+            assert isinstance(path, Path)
             with self._locked():
-                if path.is_dir() and deep:
+                if path.is_dir() and given.has("--recursive"):
                     shutil.rmtree(path)
-                elif path.is_file():
-                    self._hold_generation(path, given)
-                    path.unlink()
                 else:
-                    raise CloudError(f"The following URLs matched no objects or files:\n-{url}")
-
-    def describe_object(self, given: Parsed) -> None:
-        """Prints the generation; other formats are not faked."""
-        (url,) = given.positional
-        path = self._path(url)
-        if not path.is_file():
-            raise CloudError(f"{url} not found: 404.")
-        fields = {"value(generation)": path.stat().st_mtime_ns, "value(size)": path.stat().st_size}
-        print(fields[given.value("--format")])
+                    path.unlink()
 
     def describe_bucket(self, given: Parsed) -> None:
         """Prints the location; other formats are not faked."""
@@ -131,21 +106,12 @@ class Storage:
         self._script.deny_storage("read", url)
         print({"value(location)": location}[given.value("--format")])
 
-    def create_bucket(self, given: Parsed) -> None:
-        """Creates a bucket; the requested location must be the one in the script."""
-        (url,) = given.positional
-        location = self._script.bucket_location(url.removeprefix("gs://").strip("/"))
-        if given.value("--location").upper() != location:
-            raise CloudError(f"this stand-in has {url} in {location}: see script.json")
-        print(f"Creating {url}/...")
-
     def _listing(self, url: str, given: Parsed) -> Iterator[str]:
         deep = given.has("--recursive") or url.endswith("**")
         for path in self._sources(url.removesuffix("**"), "ls", strict=False):
             assert isinstance(path, Path)
             if path.is_file():
-                version = f"#{path.stat().st_mtime_ns}" if given.has("--all-versions") else ""
-                yield self._url(path) + version
+                yield self._url(path)
             elif path.is_dir():
                 below = files_below(path) if deep else sorted(path.iterdir())
                 yield from (self._url(p) + ("/" if p.is_dir() else "") for p in below)
@@ -186,32 +152,17 @@ class Storage:
     def _url(self, path: Path) -> str:
         return f"gs://{path.relative_to(self._gcs).as_posix()}"
 
-    def _write(self, source: Path | str, target: Path, given: Parsed) -> None:
-        """Writes a temporary file and renames it under a lock, so that generations are checked."""
+    def _write(self, source: Path | str, target: Path) -> None:
+        """Writes a temporary file and renames it under a lock, as objects appear at once."""
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         with self._locked():
-            if target.exists() and given.has("--no-clobber"):
-                return
-            self._hold_generation(target, given)
-            before = target.stat().st_mtime_ns if target.exists() else 0
             target.parent.mkdir(parents=True, exist_ok=True)
             # Temporary files are outside the buckets, or listings would show them.
             handle, temporary = tempfile.mkstemp(dir=self._root, prefix="temporary-")
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
             os.chmod(temporary, 0o644)
-            now = max(os.stat(temporary).st_mtime_ns, before + 1)
-            os.utime(temporary, ns=(now, now))
             os.replace(temporary, target)
-
-    def _hold_generation(self, target: Path, given: Parsed) -> None:
-        if not given.has("--if-generation-match"):
-            return
-        found = target.stat().st_mtime_ns if target.exists() else 0
-        if int(given.value("--if-generation-match")) != found:
-            raise CloudError(
-                "HTTPError 412: At least one of the pre-conditions you specified did not hold."
-            )
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
@@ -245,7 +196,5 @@ COMMANDS: dict[str, tuple[Callable[[Storage, Parsed], None], dict[str, str]]] = 
     "ls": (Storage.ls, LS),
     "rsync": (Storage.rsync, RSYNC),
     "rm": (Storage.rm, RM),
-    "objects describe": (Storage.describe_object, {}),
-    "buckets create": (Storage.create_bucket, {"--location": "value"}),
     "buckets describe": (Storage.describe_bucket, {}),
 }

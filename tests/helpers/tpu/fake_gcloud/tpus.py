@@ -36,10 +36,6 @@ class Tpus:
         """Creates a queued resource."""
         (name,), zone = given.positional, given.value("--zone")
         kind = given.value("--accelerator-type")
-        if zone in self._script.data.get("types", {}) and (
-            kind not in self._script.data["types"][zone]
-        ):
-            raise CloudError(f"INVALID_ARGUMENT: Accelerator type {kind} is not found in {zone}")
         given.value("--runtime-version")
         with self._state.changing() as data:
             if f"{zone}/{name}" in data["queue"]:
@@ -47,8 +43,11 @@ class Tpus:
                     f"ALREADY_EXISTS: Resource 'projects/test-project/locations/{zone}/"
                     f"queuedResources/{name}' already exists"
                 )
+            number = data["counts"].get(f"created {name}", 0) + 1
+            data["counts"][f"created {name}"] = number
             data["queue"][f"{zone}/{name}"] = {
                 "name": name,
+                "script": f"{name}-{number}",
                 "zone": zone,
                 "type": kind,
                 "node": given.value("--node-id"),
@@ -67,30 +66,6 @@ class Tpus:
                 raise CloudError("FAILED_PRECONDITION: the queued resource still has nodes")
             row["deleted"] = row.get("deleted", time.time())
         self._advance()
-
-    def delete_node(self, given: Parsed) -> None:
-        """Deletes a node without its queued resource."""
-        (name,), zone = given.positional, given.value("--zone")
-        with self._state.changing() as data:
-            row = self._find(data["nodes"], zone, name, "nodes")
-            row["deleted"] = time.time()
-        self._advance()
-
-    def list_requests(self, given: Parsed) -> None:
-        """Prints the queued resources of a zone as JSON."""
-        self._advance()
-        zone = given.value("--zone")
-        with self._state.changing() as data:
-            rows = [self._request(row) for row in data["queue"].values() if row["zone"] == zone]
-        print(json.dumps(rows))
-
-    def list_nodes(self, given: Parsed) -> None:
-        """Prints the nodes of a zone as JSON."""
-        self._advance()
-        zone = given.value("--zone")
-        with self._state.changing() as data:
-            rows = [self._node(row) for row in data["nodes"].values() if row["zone"] == zone]
-        print(json.dumps(rows))
 
     def describe_request(self, given: Parsed) -> None:
         """Prints one queued resource as JSON."""
@@ -125,20 +100,13 @@ class Tpus:
             ]
         return next((code for job in jobs if (code := job.result())), 0)
 
-    def types(self, given: Parsed) -> None:
-        """Prints the accelerator types of a zone."""
-        every = [f"{g}-{n}" for g in ("v2", "v3", "v4", "v5p") for n in (8, 32)]
-        every += ["v5litepod-4", "v5litepod-16", "v6e-4", "v6e-16"]
-        found = self._script.data.get("types", {}).get(given.value("--zone"), every)
-        print(*found, sep="\n")
-
     def _advance(self) -> None:
         """Applies the changes that the time and the script cause."""
         now = time.time()
         taken: list[str] = []
         with self._state.changing() as data:
             for key, row in list(data["queue"].items()):
-                script = self._script.slice(row["name"])
+                script = self._script.slice(row["script"])
                 node_key = f"{row['zone']}/{row['node']}"
                 if "deleted" in row:
                     if now - row["deleted"] >= script.get("delete_seconds", 0):
@@ -161,10 +129,6 @@ class Tpus:
                     taken.append(row["node"])
                     row["state"] = "SUSPENDED"
                     data["nodes"].pop(node_key)
-            for key, row in list(data["nodes"].items()):
-                if "deleted" in row:
-                    data["nodes"].pop(key)
-                    taken.append(row["name"])
         for name in taken:
             hosts.kill(self._root, name)
 
@@ -198,7 +162,7 @@ class Tpus:
         place = f"projects/test-project/locations/{row['zone']}"
         state = "DELETING" if "deleted" in row else row["state"]
         spec = {"nodeId": row["node"], "node": {"labels": row["labels"]}}
-        error = self._script.slice(row["name"]).get("error")
+        error = self._script.slice(row["script"]).get("error")
         details = {"failedData": {"error": {"code": 8, "message": error}}} if error else {}
         return {
             "name": f"{place}/queuedResources/{row['name']}",
@@ -207,10 +171,11 @@ class Tpus:
         }
 
     def _node(self, row: dict[str, Any]) -> dict[str, Any]:
-        ends = [{"ipAddress": hosts.address(i), "port": 8470} for i in range(row["hosts"])]
+        count = self._script.slice(row["script"]).get("hosts", row["hosts"])
+        ends = [{"ipAddress": hosts.address(i), "port": 8470} for i in range(count)]
         return {
             "name": f"projects/test-project/locations/{row['zone']}/nodes/{row['name']}",
-            "state": "DELETING" if "deleted" in row else row["state"],
+            "state": row["state"],
             "health": row["health"],
             "labels": row["labels"],
             "acceleratorType": row["type"],

@@ -1,1 +1,0 @@
-"""Checks everything that can be checked before a slice is rented."""

@@ -1,1 +1,0 @@
-"""Runs gcloud commands and parses their output: slices, buckets, errors."""

@@ -1,1 +1,0 @@
-"""Describes one run: its manifest, its code bundle and its price."""

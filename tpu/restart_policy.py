@@ -1,0 +1,178 @@
+"""Decides what the restart loop does next, as a pure function of its history, observation and time.
+
+The rules, in order of precedence:
+1. `stop` and `down` end the run; so do exit codes of 0 on all hosts, and the limit on hours, before
+   which the trainers are asked to save.
+2. Exit codes 2, 64 and 78 end the run, because the same command would fail in the same way. So does
+   code 1, unless this attempt has written a new checkpoint.
+3. Everything else is retried on a new slice, after the old one is gone. Three attempts in a row
+   without a new checkpoint end the run; one that was asked to save does not count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tpu.job import EXIT_CODES, EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED, EXIT_TERMINATED
+from tpu.queued_resource import SliceState
+
+SAVE_SECONDS = 600
+"""The longest time in which trainers save after a request to stop."""
+
+Action = Literal["create", "start", "delete", "wait", "save", "end"]
+
+_FATAL_CODES = (2, 64, EXIT_CONFIG)
+_SAVED_CODES = (EXIT_SAVED, EXIT_TERMINATED)
+_EXIT_WAIT_SECONDS = (
+    300  # the other hosts notice after 100 s that one is gone, and upload their logs
+)
+_START_SECONDS = 1800  # from the creation of machines to the start, and from that to the first log
+_LISTING_SECONDS = 120  # in which a new queued resource becomes visible
+_MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Holds what the loop remembers between two turns; saved in the bucket.
+
+    Attributes:
+      attempt: number of the newest attempt; 0 before the first.
+      phase: "queued" from the request for a slice, "starting" from the creation of its machines,
+        "training" from the start of the trainers.
+      phase_time: when the phase began.
+      time: of the last turn, in seconds since 1970.
+      billed_seconds: for which slices existed outside the queue.
+      progress: newest checkpoint (or number of finished jobs) when the last attempt ended.
+      unproductive: attempts in a row that made no progress.
+      first_exit: when the first host of this attempt was seen to have exited.
+      exit_code, reason: of the run, once it has ended.
+    """
+
+    attempt: int = 0
+    phase: Literal["idle", "queued", "starting", "training"] = "idle"
+    phase_time: float = 0.0
+    time: float = 0.0
+    billed_seconds: float = 0.0
+    progress: int = 0
+    unproductive: int = 0
+    first_exit: float | None = None
+    exit_code: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """Holds what one turn has read: the slice, the attempt's folder, and the checkpoints.
+
+    Attributes:
+      exit_codes: host -> exit code of its trainer.
+      silent_hosts: hosts that have written nothing to the attempt's folder.
+    """
+
+    slice: SliceState
+    detail: str = ""
+    exit_codes: Mapping[int, int] = field(default_factory=dict[int, int])
+    silent_hosts: tuple[int, ...] = ()
+    stop_requested: bool = False
+    progress: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Holds the number of hosts and the limits of a run."""
+
+    hosts: int
+    max_hours: float
+    wait_hours: float
+
+
+def decide(
+    history: History, seen: Observation, limits: Limits, now: float
+) -> tuple[History, Action]:
+    """Returns the new history and the action of one turn.
+
+    The history is that before the action; the loop records the start of the trainers itself.
+    """
+    history, codes = _advance(history, seen, now), seen.exit_codes
+    is_idle = history.phase == "idle"  # then the exit codes are from an attempt that has ended
+    fatal = [(host, code) for host, code in sorted(codes.items()) if code in _FATAL_CODES]
+    save_seconds = min(SAVE_SECONDS, 360 * limits.max_hours)  # a tenth of short runs
+    if seen.stop_requested:
+        return _end(history, EXIT_SAVED, "stopped on request")
+    if len(codes) == limits.hosts and not any(codes.values()):
+        return _end(history, EXIT_DONE, "done")
+    if fatal and not is_idle:
+        return _end(history, fatal[0][1], f"host {fatal[0][0]}: {describe_exit(fatal[0][1])}")
+    if history.billed_seconds >= 3600 * limits.max_hours - save_seconds:
+        reason = f"the limit of {limits.max_hours:.2f} slice hours is reached"
+        return _end(history, EXIT_SAVED, reason, "save" if history.phase == "training" else "end")
+    if is_idle:
+        if seen.slice == "absent":
+            attempt = history.attempt + 1
+            history = replace(history, attempt=attempt, phase="queued", phase_time=now)
+            return replace(history, first_exit=None), "create"
+        return history, "wait" if seen.slice == "deleting" else "delete"
+    elapsed = now - history.phase_time
+    if seen.slice == "absent" and history.phase == "queued" and elapsed < _LISTING_SECONDS:
+        return history, "wait"
+    if seen.slice in ("absent", "lost", "deleting"):
+        return _retry(history, seen, now, f"the slice is gone ({seen.detail})")
+    waited = now - (history.first_exit or now)
+    if codes and (len(codes) == limits.hosts or waited >= _EXIT_WAIT_SECONDS):
+        exits = ", ".join(f"host {host}: {describe_exit(code)}" for host, code in codes.items())
+        return _retry(history, seen, now, exits)
+    if seen.slice == "waiting":
+        if elapsed >= 3600 * limits.wait_hours:
+            return _end(
+                history, EXIT_SAVED, f"no slice was available in {limits.wait_hours:g} hours"
+            )
+        return history, "wait"
+    if history.phase == "starting":
+        if elapsed >= _START_SECONDS:
+            return _retry(history, seen, now, f"not started after 30 minutes ({seen.detail})")
+        return history, "start" if seen.slice == "ready" else "wait"
+    if seen.silent_hosts and elapsed >= _START_SECONDS:
+        return _retry(history, seen, now, f"host {seen.silent_hosts[0]} has written no log")
+    return history, "wait"
+
+
+def describe_exit(code: int) -> str:
+    """Returns an exit code with its meaning."""
+    return f"{EXIT_CODES.get(code, 'an unexpected exit code')} (code {code})"
+
+
+def _advance(history: History, seen: Observation, now: float) -> History:
+    """Counts the billed time since the last turn, and notes the first exit and a left queue."""
+    elapsed = max(0.0, now - history.time) if history.time else 0.0
+    is_billed = seen.slice in ("starting", "ready", "deleting")
+    billed = history.billed_seconds + (elapsed if is_billed else 0.0)
+    history = replace(history, time=now, billed_seconds=billed)
+    if seen.exit_codes and history.first_exit is None:
+        history = replace(history, first_exit=now)
+    if history.phase == "queued" and seen.slice in ("starting", "ready"):
+        history = replace(history, phase="starting", phase_time=now)
+    return history
+
+
+def _retry(history: History, seen: Observation, now: float, reason: str) -> tuple[History, Action]:
+    codes, has_progress = seen.exit_codes, seen.progress > history.progress
+    failed = [host for host, code in sorted(codes.items()) if code == EXIT_FAILED]
+    if failed and not has_progress:
+        return _end(history, EXIT_FAILED, f"host {failed[0]}: {describe_exit(EXIT_FAILED)}")
+    was_saved = any(code in _SAVED_CODES for code in codes.values())
+    unproductive = 0 if has_progress else history.unproductive + (not was_saved)
+    progress = max(history.progress, seen.progress)
+    history = replace(history, progress=progress, unproductive=unproductive, reason=reason)
+    if unproductive >= _MAX_ATTEMPTS:
+        text = (
+            f"{_MAX_ATTEMPTS} attempts in a row have written no new checkpoint; the last: {reason}"
+        )
+        return _end(history, EXIT_FAILED, text)
+    action: Action = "wait" if seen.slice in ("absent", "deleting") else "delete"
+    return replace(history, phase="idle", phase_time=now), action
+
+
+def _end(
+    history: History, code: int, reason: str, action: Action = "end"
+) -> tuple[History, Action]:
+    return replace(history, phase="idle", exit_code=code, reason=reason), action
