@@ -96,11 +96,9 @@ PRINTS_TO_STDOUT = {
     "bert_jax/data/corpus/beam.py",  # a command of its own
     "bert_jax/apps/curate/beam.py",  # the same
     "bert_jax/apps/quickstart/stages.py",  # the summary
-    "tpu/launcher/cloud/gcloud.py",  # the commands of a dry run
-    "tpu/launcher/commands_inspect.py",
-    "tpu/launcher/commands_launch.py",
-    "tpu/worker/agent.py",  # runs on hosts, with the standard library only
-    "tpu/worker/devices.py",
+    "tpu/cli.py",
+    "tpu/gcloud.py",  # the commands of a dry run
+    "tpu/worker.py",  # the log, for systemd and SkyPilot
 }
 PRINTS_TO_STDERR = {
     "bert_jax/io/log_handler.py",  # the handler
@@ -108,9 +106,7 @@ PRINTS_TO_STDERR = {
     "bert_jax/data/corpus/beam.py",
     "bert_jax/apps/curate/beam.py",
     "bert_jax/train/watchdog.py",  # a thread that hangs may hold the lock of a handler
-    "tpu/launcher/cli.py",
-    "tpu/launcher/runs/cost.py",  # a question that the user answers on the same line
-    "tpu/worker/agent.py",
+    "tpu/cli.py",  # also the question about the cost, which the user answers on the same line
 }
 # Imports the modules of a family from the package of its config class.
 FAMILIES = {"models/encoder.py"}

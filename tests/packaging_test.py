@@ -1,4 +1,4 @@
-"""Covers setup.py, CITATION.cff and tpu/launcher/runs/bundle.py: what a wheel contains and runs."""
+"""Covers setup.py, CITATION.cff and tpu/code_archive.py: what a wheel contains and runs."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bert_jax
-from tpu.launcher.runs.bundle import pack
+from tpu.code_archive import pack
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,8 +50,8 @@ def test_launcher_of_a_wheel_runs(installed, tmp_path):
 
 
 def test_a_wheel_packs_the_same_code_for_hosts_as_a_checkout(installed):
-    bundle = pack(installed / "bert_jax/_source")
-    assert not [name for name in bundle.files if "_source" in name]
+    archive = pack(installed / "bert_jax/_source")
+    assert not [name for name in archive.files if "_source" in name]
     for folder, pattern in (("bert_jax", "*.py"), ("configs", "*.py"), ("tpu", "*")):
         expected = {
             file.relative_to(ROOT).as_posix()
@@ -60,13 +60,13 @@ def test_a_wheel_packs_the_same_code_for_hosts_as_a_checkout(installed):
         }
         assert expected == {
             name
-            for name in bundle.files
+            for name in archive.files
             if name.startswith(f"{folder}/") and (pattern == "*" or name.endswith(".py"))
         }
-    assert {"setup.py", "pyproject.toml", "constraints.txt", "README.md"} <= set(bundle.files)
-    assert {"bert_jax/py.typed", "bert_jax/parallel/tpu_slices.json"} <= set(bundle.files)
+    assert {"setup.py", "pyproject.toml", "constraints.txt", "README.md"} <= set(archive.files)
+    assert {"bert_jax/py.typed", "bert_jax/parallel/tpu_slices.json"} <= set(archive.files)
     for name in ("index.html", "style.css", "app.js", "icon.svg"):
-        assert f"bert_jax/apps/serve/page/{name}" in bundle.files
+        assert f"bert_jax/apps/serve/page/{name}" in archive.files
 
 
 def test_citation_names_the_current_version():

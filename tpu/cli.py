@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.hardware.tpu_slices import all_slices, find_slice, prices_as_of
-from bert_jax.log_handler import set_up_logging
+from bert_jax.io.log_handler import set_up_logging
+from bert_jax.parallel.tpu_slices import all_slices, find_slice, prices_as_of
 from tpu import TPUCTL, launcher, worker
 from tpu.gcloud import Gcloud, redact
 from tpu.job import CAPACITIES, EXIT_DONE, Job, Rental

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bert_jax.errors import ConfigError
-from bert_jax.hardware.tpu_slices import Slice, find_slice
+from bert_jax.parallel.tpu_slices import Slice, find_slice
 from tpu import TPUCTL
 
 EXIT_DONE = 0

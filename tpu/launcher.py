@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.parallel.tpu_slices import Slice
 from tpu import TPUCTL, code_archive, job, restart_policy
 from tpu.code_archive import CodeArchive
 from tpu.gcloud import Gcloud, GcloudError, reject_secrets
@@ -151,7 +151,9 @@ class Run:
         """
         history = self.read_history()
         # The restart loop, which may run on another machine, obeys this object.
-        self.gcloud.run("storage", "cp", "-", f"{self.job.attempt_url(history.attempt)}/STOP", stdin="stop\n")
+        self.gcloud.run(
+            "storage", "cp", "-", f"{self.job.attempt_url(history.attempt)}/STOP", stdin="stop\n"
+        )
         if save and (self.gcloud.dry_run or self.slice.status().state == "ready"):
             try:
                 self.stop_trainers(history.attempt)

@@ -8,8 +8,8 @@ import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_jax.config.recipes import SOURCE_ROOT, find_recipe
 from bert_jax.errors import ConfigError, closest_names
-from bert_jax.recipes import SOURCE_ROOT, find_recipe
 
 
 def check_recipe(arguments: Sequence[str], files: Sequence[str]) -> None:

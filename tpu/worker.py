@@ -288,7 +288,9 @@ class _Worker:
                 return EXIT_SAVED
             time.sleep(min(5.0, self._mirror_seconds))
         self._fetch_run_folder()
-        return self._run_processes([(self._glue_argv(), _chip_variables(0, self._home / "compiled"))])
+        return self._run_processes(
+            [(self._glue_argv(), _chip_variables(0, self._home / "compiled"))]
+        )
 
     def _stop(self) -> None:
         self._stop_requested = True

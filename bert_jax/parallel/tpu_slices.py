@@ -33,7 +33,6 @@ class Generation:
       usd_on_demand, usd_spot: US list price of a chip-hour; None if none is published.
       backends: the services that rent it: "tpu-api" (Cloud TPU), "gce" (Compute Engine).
       runtime_version: Cloud TPU's software version.
-      machine_type, image_family: Compute Engine's names.
     """
 
     name: str
@@ -55,8 +54,6 @@ class Generation:
     usd_spot: float | None
     backends: tuple[str, ...]
     runtime_version: str | None
-    machine_type: str | None
-    image_family: str | None
     zones: tuple[str, ...]
     host_ram_gb: int | None
 

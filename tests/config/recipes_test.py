@@ -157,7 +157,7 @@ def test_tpu_runs_launcher_commands(capsys):
 
 def test_tpu_passes_flags_and_the_job_to_the_launcher(monkeypatch):
     calls = []
-    monkeypatch.setattr("tpu.launcher.cli.main", lambda argv: calls.append(argv) or 75)
+    monkeypatch.setattr("tpu.cli.main", lambda argv: calls.append(argv) or 75)
     words = ["launch", "--dry-run", "--help", "--", "pretrain", "bert", "--arg", "a=b"]
     assert main(["tpu", *words]) == 75
     assert calls == [words]

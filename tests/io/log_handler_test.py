@@ -32,7 +32,7 @@ def test_messages_are_lines_on_the_current_stderr(handlers, capsys):
 
 def test_launcher_messages_start_with_the_time(capsys):
     set_up_logging("tpu", with_time=True)
-    logging.getLogger("tpu.launcher.restarts").info("deleting the slice")
+    logging.getLogger("tpu.launcher").info("deleting the slice")
     assert re.fullmatch(r"\d\d:\d\d:\d\d deleting the slice\n", capsys.readouterr().err)
 
 

@@ -52,13 +52,11 @@ def test_slice_fields_are_consistent(each):
     assert each.device_hbm_gib * each.devices == generation.usable_hbm_gib * each.chips
     assert each.bf16_flops == each.chips * generation.bf16_flops
     assert set(generation.backends) <= {"tpu-api", "gce"} and generation.backends
-    # What each API of Google Cloud needs to create the slice.
+    # What the Cloud TPU API needs to create the slice.
     if "tpu-api" in generation.backends:
         assert each.accelerator_type and generation.runtime_version
     else:
         assert each.accelerator_type is None
-    if "gce" in generation.backends:
-        assert generation.machine_type and generation.image_family
     assert generation.zones
     for price in (generation.usd_on_demand, generation.usd_spot):
         assert price is None or 0.1 < price < 50

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.parallel.tpu_slices import find_slice
 from tests.helpers.tpu.cloud import ROOT
 from tpu.job import EXIT_CODES
 

@@ -212,7 +212,9 @@ def test_each_chip_runs_a_shard_and_host_0_writes_the_table(pod: Pod):
         assert process.wait(timeout=TIMEOUT_SECONDS) == 0
     run_folder = pod.cloud.object("run")
     assert len([*run_folder.glob("cell-*/finished.json")]) == 16
-    assert json.loads((run_folder / "results.json").read_text()) and (run_folder / "table.md").exists()
+    assert (
+        json.loads((run_folder / "results.json").read_text()) and (run_folder / "table.md").exists()
+    )
     shards = [line for line in pod.log(2).splitlines() if "--shard" in line]
     assert [line.split()[-1] for line in shards] == ["8", "9", "10", "11"]
     # What completes a folder is copied after everything else in it.

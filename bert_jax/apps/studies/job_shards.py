@@ -18,7 +18,7 @@ from bert_jax.io.atomic_io import write_json
 from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.runs import run_folder
 
-FOLDER = "lanes"  # tpu/worker reads the files in this folder, so its name must not change
+FOLDER = "lanes"
 STARTUP_COST = 10_000.0
 """The cost of starting a process and compiling, in examples: as much as a small task."""
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             [str(scripts[args.command]), *args.arguments], env=environment
         ).returncode
     sys.path.insert(0, str(SOURCE_ROOT))  # in a wheel, the launcher is not on the path
-    from tpu.launcher.cli import main
+    from tpu.cli import main
 
     return main([args.command, *args.arguments])
 
