@@ -89,6 +89,7 @@ def exported(folder: Path) -> Path:
 
 
 def test_readme(folder):
+    export(small_model(folder / "words"), folder / "my-bert")  # the model of the first screen
     commands = run_page(ROOT / "README.md", make_short)
     assert len(commands) == 8
     assert (folder / "runs/reviews/report.html").is_file()
