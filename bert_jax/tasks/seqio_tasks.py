@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+# Before seqio: without seqio or TensorFlow, it raises an error that names the extra to install.
+
+# isort: split
 import seqio
 import tensorflow as tf
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_jax import __main__ as cli
 
-PACKAGE = Path(cli.__file__).parents[1]
+PACKAGE = Path(cli.__file__).parent
 OTHER_PROGRAMS = {
     "data/corpus/beam.py": {"--runner"},  # a flag of Apache Beam
 }

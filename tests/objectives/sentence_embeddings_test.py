@@ -64,9 +64,12 @@ def plain(params):
 
 
 def assert_equal(actual, expected) -> None:
-    """Compares losses and gradients, each array to 1e-6 of its norm."""
+    """Compares losses and gradients, each array to 3e-6 of its norm.
+
+    Sums in another order differ by up to 1.3e-6 with the float32 products of some processors.
+    """
     for left, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert np.linalg.norm(left - right) <= 1e-6 * max(1.0, np.linalg.norm(right))
+        assert np.linalg.norm(left - right) <= 3e-6 * max(1.0, np.linalg.norm(right))
 
 
 def test_gradients_with_chunks_equal_those_of_the_whole_batch(params, plain):
