@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.apps.testing.models import small_model
+from bert_jax.export.export import export
+from bert_jax.models.layers.config import LearnedPositions
 from tests.helpers.tpu.cloud import ROOT, FakeCloud
 
 RUN = "runs/smoke"
@@ -76,3 +79,50 @@ def test_training_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
     words = ("export", str(folder / "run"), "--output", str(exported))
     subprocess.run([sys.executable, "-m", "bert_jax", *words], check=True, capture_output=True)
     assert (exported / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_sharded_glue_writes_the_table_of_a_plain_run(cloud: FakeCloud, tmp_path: Path):
+    bucket, plain = cloud.folder / "gcs/my-bucket", tmp_path / "plain"
+    for split, rows in (("train", 40), ("dev", 12), ("test", 8)):
+        file = bucket / f"data/glue/WNLI/{split}.tsv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [f"{i}\tIt rains {i}.\tThe street is wet.\t{i % 2}" for i in range(rows)]
+        lines = ["index\tsentence1\tsentence2\tlabel", *lines]
+        if split == "test":  # has no labels
+            lines = [line.rpartition("\t")[0] for line in lines]
+        file.write_text("\n".join(lines) + "\n")
+    positions = LearnedPositions(max_position_embeddings=40)
+    export(small_model(tmp_path / "vocabulary", positions=positions), bucket / "models/bert")
+    # The job of tpu/finetune_glue_sharded_16.sh, for one task and one host.
+    job = ("glue", "--glue-dir", "@data/glue", "--model", "@data/model", "--num-seeds", "3")
+    job = (*job, "--tasks", "wnli", "--max-length", "32", "--zip")
+    words = ("--slice", "v6e-4", "--bucket", "gs://my-bucket", "--run-id", "glue", "--yes")
+    data = ("--data", "glue=gs://my-bucket/data/glue", "--data", "model=gs://my-bucket/models/bert")
+    environment = {**os.environ, "BERT_JAX_LOCAL_DEVICES": "1", "BERT_TPU_PYTHON": sys.executable}
+    command = shlex.join(["tpu/tpuctl", "launch", *words, *data, "--", *job])
+    done = subprocess.run(
+        ["bash", "-c", f"source tests/helpers/tpu/fake_cloud.sh; {command}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    run = bucket / "runs/glue"
+    assert done.returncode == 0, done.stderr[-6000:]
+    (plain / "data").mkdir(parents=True)
+    (plain / "data/glue").symlink_to(bucket / "data/glue")
+    (plain / "data/model").symlink_to(bucket / "models/bert")
+    words = [word.replace("@data/", "data/") for word in job]
+    subprocess.run(
+        [sys.executable, "-m", "bert_jax", *words, "--output", "run"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=plain,
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads((run / "run/results.json").read_text())["failed"] == {}
+    for file in ("results.json", "table.md", "table.html"):
+        assert (run / "run" / file).read_bytes() == (plain / "run" / file).read_bytes()
+    assert "running" in (run / "attempts/1/host-0.log").read_text()

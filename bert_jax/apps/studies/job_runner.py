@@ -136,7 +136,6 @@ class JobRunner:
         """
         if self._shard is not None:
             all_jobs, jobs = jobs, self._shard.select_jobs(jobs)
-            self._shard.write_manifest(self._folder, jobs)
             logger.info("%s: %d of %d runs", self._shard, len(jobs), len(all_jobs))
         failed: dict[str, str] = {}
         pending = [job for job in jobs if not is_finished(self._folder, job)]

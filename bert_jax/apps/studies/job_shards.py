@@ -3,8 +3,7 @@
 The shard of a job depends only on the list of jobs and the number of shards. Shards thus need no
 coordinator, can run on different machines, and resume after a restart.
 
-    <output>/lanes/lane-<i>-of-<n>.json    the jobs of a shard, in its order
-                   <i>-of-<n>/lock         held by the command that runs the shard
+    <output>/lanes/<i>-of-<n>/lock    held by the command that runs the shard
 """
 
 import contextlib
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import write_json
 from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.runs import run_folder
 
@@ -57,12 +55,6 @@ class JobShard:
     def select_jobs(self, jobs: Sequence[JobT]) -> list[JobT]:
         """Returns the jobs of this shard, longest first."""
         return assign(jobs, self.count)[self.index]
-
-    def write_manifest(self, output: Path, jobs: Sequence[HasCost]) -> None:
-        """Writes the list of the shard's jobs, so that their folders can be copied elsewhere."""
-        file = output / FOLDER / f"lane-{self.index}-of-{self.count}.json"
-        manifest = {"jobs": [job.name for job in jobs], "cost": sum(job.cost for job in jobs)}
-        write_json(file, manifest)
 
 
 def assign(jobs: Sequence[JobT], count: int) -> list[list[JobT]]:

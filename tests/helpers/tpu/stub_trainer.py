@@ -21,10 +21,8 @@ if "--output" in sys.argv:
     line = f"{options['say']} is {os.environ.get(options['say'])}"
     output = Path(sys.argv[sys.argv.index("--output") + 1])
     if "--shard" in sys.argv:
-        shard, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--shard", "--num-shards"))
-        cell = output / f"cell-{shard}"
+        cell = output / f"cell-{sys.argv[sys.argv.index('--shard') + 1]}"
         for file, text in (
-            (output / f"lanes/lane-{shard}-of-{count}.json", json.dumps({"jobs": [cell.name]})),
             (cell / "log.txt", f"begins\n{line}\n{line}"),
             (cell / "finished.json", "{}"),
         ):
