@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 # Before seqio: without seqio or TensorFlow, it raises an error that names the extra to install.
+import bert_jax.data.seqio  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 # isort: split
 import seqio
