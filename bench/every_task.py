@@ -95,7 +95,8 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.io.json_io import read_json_object
     from bert_jax.runs.run_folder import CONFIG
-    from bert_jax.tasks import kind_of, make_features
+    from bert_jax.tasks.features import make_features
+    from bert_jax.tasks.registry import kind_of
     from bert_jax.text.load_tokenizer import load_tokenizer
 
     experiment = from_json(Experiment, read_json_object(run / CONFIG)["config"])

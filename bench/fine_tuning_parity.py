@@ -120,7 +120,7 @@ def truncated_task(args: argparse.Namespace, task: str) -> Any:
 
 def score(task_data: Any, predictions: Any) -> float:
     """Computes the task's first metric on dev."""
-    from bert_jax.tasks import compute_metrics
+    from bert_jax.tasks.registry import compute_metrics
 
     return compute_metrics(task_data, task_data.splits["dev"], predictions)[task_data.metrics[0]]
 

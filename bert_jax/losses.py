@@ -5,6 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+Batch = dict[str, jax.Array]
+"""Field name -> array; see `bert_jax.batch`."""
+
 
 class WeightedMean(NamedTuple):
     """Holds the mean `total` / `weight` as two float32 scalars, so that means add exactly."""

@@ -25,9 +25,12 @@ LAYERS: tuple[set[str], ...] = (
     {"io", "params", "batch", "losses"},
     {"models"},
     {"config"},
-    {"objectives", "text"},
-    {"data", "interop", "parallel"},
-    {"tasks", "runs"},
+    {"text"},
+    {"data"},
+    {"tasks"},
+    {"objectives", "interop"},
+    {"parallel"},
+    {"runs"},
     {"pretrained", "report"},
     {"predict"},
     {"train", "export"},
@@ -306,6 +309,32 @@ def test_no_string_is_run_as_code():
                 or unpickles
             ):
                 wrong.append(f"{name_of(file)}:{node.lineno} calls {called}")
+    assert not wrong
+
+
+def test_task_heads_are_named_by_their_kinds_only():
+    """Everything else asks a head for its `scope`, or its kind for what depends on the kind."""
+    heads = {
+        node.name
+        for node in parse(PACKAGE / "models/heads/config.py").body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Head")
+    }
+    assert "RankingHead" in heads and len(heads) >= 6
+    wrong = [
+        f"{name_of(file)}:{node.lineno} names {name}"
+        for file in FILES
+        if not name_of(file).startswith(("tasks/", "models/heads/"))
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias)
+        for name in [
+            node.id
+            if isinstance(node, ast.Name)
+            else node.attr
+            if isinstance(node, ast.Attribute)
+            else node.name
+        ]
+        if name in heads
+    ]
     assert not wrong
 
 

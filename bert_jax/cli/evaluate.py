@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> None:
 
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.tasks import compute_metrics
     from bert_jax.tasks.analysis import metrics_by_group
+    from bert_jax.tasks.registry import compute_metrics
 
     predictor = _load_predictor(args)
     task = load_task(config)

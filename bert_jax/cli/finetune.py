@@ -275,11 +275,10 @@ def _refuse_window_overlap_by_set(args: argparse.Namespace) -> None:
 def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
     """Raises ConfigError if an overlap was given for texts that are not cut into windows."""
     from bert_jax.config.labeled_data import JointWindows, Windows
-    from bert_jax.models.heads.config import QuestionAnsweringHead, TokenClassificationHead
+    from bert_jax.tasks.registry import kind_of_head
 
-    has_windows = isinstance(experiment.data.truncation, Windows | JointWindows) or isinstance(
-        experiment.objective.head, TokenClassificationHead | QuestionAnsweringHead
-    )
+    has_windows = isinstance(experiment.data.truncation, Windows | JointWindows)
+    has_windows |= kind_of_head(experiment.objective.head).reads_windows
     if args.window_overlap is not None and not has_windows:
         raise ConfigError(
             f"--window-overlap {args.window_overlap}: texts of {args.task} are not cut into "

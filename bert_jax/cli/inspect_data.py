@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length: int) -> str:
-    from bert_jax.tasks import kind_of
     from bert_jax.tasks.analysis import count_labels, length_stats, regression_labels
+    from bert_jax.tasks.registry import kind_of
 
     count = len(task.splits[split])
     label_counts = count_labels(task, split)
@@ -106,7 +106,8 @@ def _print_examples(
 
     import numpy as np
 
-    from bert_jax.tasks import kind_of, make_features
+    from bert_jax.tasks.features import make_features
+    from bert_jax.tasks.registry import kind_of
 
     subset = replace(task, splits={split: task.splits[split][: args.num_examples]})
     features = make_features(subset, split, tokenizer, args.max_length)

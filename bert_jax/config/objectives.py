@@ -23,13 +23,8 @@ from bert_jax.models.config import check_token_id
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.heads.config import (
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
-    RankingHead,
-    RegressionHead,
-    SequenceClassificationHead,
     TaskHead,
-    TokenClassificationHead,
+    class_labels,
     label_tokens_of,
     window_encoder_of,
 )
@@ -220,7 +215,7 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         if isinstance(self.distillation, SoftLabels):
-            if not isinstance(self.head, SequenceClassificationHead):
+            if self.head.scope != "sequence" or not class_labels(self.head):
                 raise ConfigError(
                     f"objective.distillation is SoftLabels, but objective.head is a "
                     f"{type(self.head).__name__}; expected a SequenceClassificationHead"
@@ -239,8 +234,8 @@ class FineTuning:
                 "label_smoothing < 1"
             )
         head_type = type(self.head).__name__
-        without_classes = RegressionHead | RankingHead | QuestionAnsweringHead
-        if self.label_smoothing and isinstance(self.head, without_classes):
+        has_classes = bool(class_labels(self.head)) or self.head.scope == "choices"
+        if self.label_smoothing and not has_classes:
             raise ConfigError(
                 f"objective.label_smoothing is {self.label_smoothing}, but a {head_type} has no "
                 "classes to smooth over; set it to 0"
@@ -250,14 +245,12 @@ class FineTuning:
 
 
 def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
-    match head:
-        case SequenceClassificationHead() | TokenClassificationHead():
-            labels = head.labels
-        case RegressionHead() | RankingHead() | QuestionAnsweringHead() | MultipleChoiceHead():
-            raise ConfigError(
-                f"objective.class_weights is {weights}, but a {type(head).__name__} has no "
-                "classes; expected ()"
-            )
+    labels = class_labels(head)
+    if not labels:
+        raise ConfigError(
+            f"objective.class_weights is {weights}, but a {type(head).__name__} has no classes; "
+            "expected ()"
+        )
     if len(weights) != len(labels):
         raise ConfigError(
             f"objective.class_weights has {len(weights)} weights, but objective.head has "
@@ -324,7 +317,7 @@ class MultiTask:
                 raise ConfigError(
                     f"objective.heads has two tasks {named_head.name!r}; expected different names"
                 )
-            if isinstance(named_head.head, MultipleChoiceHead):
+            if named_head.head.scope == "choices":
                 raise ConfigError(
                     f"objective.heads: {named_head.name!r} is multiple choice, whose examples "
                     "have several texts and cannot be in a batch with other tasks; fine-tune it in "

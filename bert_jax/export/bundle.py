@@ -22,7 +22,6 @@ from bert_jax.export.load_bundle import FORMAT, INFO, Bundle
 from bert_jax.export.outputs import ShippedNetwork
 from bert_jax.export.sample_texts import largest_difference, sample_texts, text_batch
 from bert_jax.io.atomic_io import atomic_path, check_new_folder, write_json
-from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths
 from bert_jax.predict.batching import MIN_LENGTH
@@ -109,8 +108,8 @@ def _export_program(
     def forward(flat: dict[str, jax.Array], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return compute(paths.unflatten(flat), batch)
 
-    has_choices = isinstance(network.output, MultipleChoiceHead)
-    dims: Any = jax.export.symbolic_shape(f"b, a, {length}" if has_choices else f"b, {length}")
+    symbols = f"b, a, {length}" if network.has_choices else f"b, {length}"
+    dims: Any = jax.export.symbolic_shape(symbols)
     params = {
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in flat_params.items()
     }

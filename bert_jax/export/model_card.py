@@ -14,7 +14,7 @@ from bert_jax.config.config_lib import flatten, to_json
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import read_json_object
-from bert_jax.models.heads.config import RankingHead, RegressionHead, TaskHead
+from bert_jax.models.heads.config import TaskHead, class_labels
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
@@ -22,7 +22,7 @@ from bert_jax.report.html import format_value, humanize
 from bert_jax.runs import run_folder
 from bert_jax.runs.metrics import FILE as METRICS_FILE
 from bert_jax.runs.metrics import TRAIN, read_metrics
-from bert_jax.tasks import kind_of_head
+from bert_jax.tasks.registry import kind_of_head
 from bert_jax.version import __version__
 
 _USAGE = """\
@@ -96,7 +96,9 @@ def model_card(
     if model.head is not None:
         sections += ["## Task", _task_section(model.head)]
     if model.tokenizer:
-        auto_class = kind_of_head(model.head).description.auto_class if model.head else "AutoModel"
+        auto_class = "AutoModel"
+        if model.head is not None:
+            auto_class += kind_of_head(model.head).hugging_face_class
         sections += ["## Use", _usage(model, name, auto_class, adapter)]
     if model.tokenizer and model.head:
         task = kind_of_head(model.head).description
@@ -118,9 +120,10 @@ def model_card(
 def _usage(model: LoadedModel, name: str, auto_class: str, adapter: AdapterFacts | None) -> str:
     if adapter is None:
         return _USAGE.format(name=name, auto=auto_class)
-    num_labels = len(getattr(model.head, "labels", ())) or int(
-        isinstance(model.head, RegressionHead | RankingHead)
-    )
+    num_labels = 0
+    if model.head is not None:
+        has_one_output = kind_of_head(model.head).output_field is not None
+        num_labels = 1 if has_one_output else len(class_labels(model.head))
     labels = f", num_labels={num_labels}" if num_labels else ""
     return _PEFT_USAGE.format(name=name, auto=auto_class, base=adapter.base, labels=labels)
 

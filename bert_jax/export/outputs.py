@@ -22,10 +22,8 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
+    Scope,
     TaskHead,
-    TokenClassificationHead,
     label_tokens_of,
     masked_lm_parts,
     num_outputs,
@@ -40,6 +38,9 @@ from bert_jax.pretrained.sentence_model import sentence_model_of
 
 Arrays = dict[str, np.ndarray]
 Dims = tuple[str | int, ...]
+
+SPAN_OUTPUTS = ("start_logits", "end_logits")
+"""The outputs of a head that scores the start and the end of a span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +85,14 @@ class ShippedNetwork:
         return self.config.max_length
 
     @property
+    def has_choices(self) -> bool:
+        """Returns whether an example is several sequences, from which one is chosen."""
+        return _scope(self.output) == "choices"
+
+    @property
     def input_dims(self) -> Dims:
         """Returns the dims of every field; each is a string, because it depends on the batch."""
-        if isinstance(self.output, MultipleChoiceHead):
+        if self.has_choices:
             return ("batch", "choices", "sequence")
         return ("batch", "sequence")
 
@@ -103,14 +109,15 @@ class ShippedNetwork:
                 size = sentence.embedding_size(self.config.hidden_size)
                 width = size if sentence.truncate_dim is None else sentence.truncate_dim
                 return {"last_hidden_state": states, "sentence_embedding": ("batch", width)}
-            case QuestionAnsweringHead():
-                return dict.fromkeys(("start_logits", "end_logits"), ("batch", "sequence"))
-            case MultipleChoiceHead():
-                return {"logits": ("batch", "choices")}
-            case TokenClassificationHead() as head:
-                return {"logits": ("batch", "sequence", num_outputs(head))}
             case head:
-                return {"logits": ("batch", num_outputs(head))}
+                dims: dict[Scope, Dims] = {
+                    "sequence": ("batch", num_outputs(head)),
+                    "choices": ("batch", "choices"),
+                    "tokens": ("batch", "sequence", num_outputs(head)),
+                    "span": ("batch", "sequence"),
+                }
+                names = SPAN_OUTPUTS if head.scope == "span" else ("logits",)
+                return dict.fromkeys(names, dims[head.scope])
 
     def compute(self) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
         """Returns the network as a pure function of its parameters and a batch."""
@@ -178,7 +185,7 @@ def _compute(
     output: Output,
 ) -> dict[str, jax.Array]:
     choices = batch["input_ids"].shape[1]
-    if isinstance(output, MultipleChoiceHead):
+    if _scope(output) == "choices":
         batch = {name: ids.reshape(-1, ids.shape[-1]) for name, ids in batch.items()}
     fields = {"token_type_ids": jnp.zeros_like(batch["input_ids"]), **batch}
     if isinstance(output, SentenceEncoderConfig):
@@ -199,8 +206,11 @@ def _compute(
     if head is None:
         return {"last_hidden_state": hidden}
     logits = model.task_logits(hidden, fields["attention_mask"])
-    if isinstance(head, QuestionAnsweringHead):
-        return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
-    return {
-        "logits": logits.reshape(-1, choices) if isinstance(head, MultipleChoiceHead) else logits
-    }
+    if head.scope == "span":
+        return {name: logits[..., index] for index, name in enumerate(SPAN_OUTPUTS)}
+    return {"logits": logits.reshape(-1, choices) if head.scope == "choices" else logits}
+
+
+def _scope(output: Output) -> Scope | None:
+    is_head = not isinstance(output, HiddenStates | MaskedLMLogits | SentenceEncoderConfig)
+    return output.scope if is_head else None

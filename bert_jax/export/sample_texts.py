@@ -6,7 +6,6 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.export.outputs import Arrays, ShippedNetwork
-from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.predict.batching import encode_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -40,7 +39,7 @@ def text_batch(network: ShippedNetwork, texts: Sequence[str], tokenizer: Tokeniz
         mask[row, : len(sequence)] = 1
     fields = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
     batch = {name: fields[name] for name in network.input_names}
-    if isinstance(network.output, MultipleChoiceHead):
+    if network.has_choices:
         return {name: field.reshape(-1, 2, field.shape[-1]) for name, field in batch.items()}
     return batch
 

@@ -16,7 +16,6 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.interop import huggingface_heads as heads
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.encoder import EncoderConfig
@@ -31,6 +30,7 @@ from bert_jax.models.huggingface import (
 )
 from bert_jax.models.layers.config import Activation
 from bert_jax.models.seq2seq.huggingface import seq2seq_formats
+from bert_jax.tasks.registry import HUGGING_FACE_CLASSES, head_from_config, kind_of_head
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -85,7 +85,7 @@ def read_config(
         raise UserError(f"{file}: {error}") from None
     if suffix is None:
         return config, None
-    return config, heads.head_from_config(suffix, _with_cross_encoder_fields(file, data), str(file))
+    return config, head_from_config(suffix, _with_cross_encoder_fields(file, data), str(file))
 
 
 def _with_cross_encoder_fields(file: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ def _class_suffix(
     file: Path, data: Mapping[str, Any], family_format: HuggingFaceFormat, prefix: str
 ) -> str | None:
     """Returns the end of the class name that denotes a task head; None without a task head."""
-    known = [f"{prefix}{suffix}" for suffix in (*family_format.heads, *heads.CLASS_SUFFIXES)]
+    known = [f"{prefix}{suffix}" for suffix in (*family_format.heads, *HUGGING_FACE_CLASSES)]
     architectures = data.get("architectures") or ()
     if not isinstance(architectures, Sequence) or isinstance(architectures, str):
         raise UserError(f"{file}: architectures is {architectures!r}; expected a list of names")
@@ -129,7 +129,7 @@ def _class_suffix(
                 f"{file}: the architecture is {architecture!r}; expected one of {', '.join(known)}"
             )
     suffixes = [name.removeprefix(prefix) for name in architectures]
-    return next((suffix for suffix in suffixes if suffix in heads.CLASS_SUFFIXES), None)
+    return next((suffix for suffix in suffixes if suffix in HUGGING_FACE_CLASSES), None)
 
 
 def to_hf_config(
@@ -146,7 +146,8 @@ def to_hf_config(
     """
     family_format = format_of(config)
     model_type = family_format.model_type(config)
-    suffix = heads.class_suffix(head) if head else _smallest_class(family_format, parts)
+    kind = kind_of_head(head) if head else None
+    suffix = kind.hugging_face_class if kind else _smallest_class(family_format, parts)
     class_name = family_format.class_prefixes[model_type] + suffix
     if suffix in family_format.missing_task_classes:
         raise UserError(
@@ -161,7 +162,7 @@ def to_hf_config(
         "pad_token_id": pad_token_id,
         **transformer_fields(config),
         **family_format.config_fields(config),
-        **(heads.head_to_config(head) if head else {}),
+        **(kind.head_to_hugging_face(head) if kind else {}),
     }
 
 

@@ -19,7 +19,6 @@ from bert_jax.models.encoder import EncoderConfig, EncoderOutput, build_encoder
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig, build_encoder_decoder
 from bert_jax.models.heads.config import (
     PredictionHeadClassifier,
-    QuestionAnsweringHead,
     TaskHead,
     classifier_layers,
     head_param_name,
@@ -182,7 +181,7 @@ class EncoderWithHeads(PretrainingHeads):
         if isinstance(module, FeedForwardSpanModule):
             return module(hidden_BLD, dropout_rate, dropout_key)
         # BERT's release has no dropout between the encoder and the question-answering head.
-        has_dropout = not isinstance(head, QuestionAnsweringHead)
+        has_dropout = head.scope != "span"
         inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD
         if isinstance(classifier_layers(head, self.config), PredictionHeadClassifier):
             one = reads_one_vector(head)

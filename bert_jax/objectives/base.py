@@ -4,10 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from bert_jax.losses import WeightedMean
+from bert_jax.losses import Batch, WeightedMean
 from bert_jax.params.functional import Params
-
-Batch = dict[str, jax.Array]
 
 
 class LossOutput(NamedTuple):

@@ -11,8 +11,9 @@ from bert_jax.models.adapters.network import AdaptedNetwork
 from bert_jax.models.heads.config import reads_one_vector
 from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.fine_tuning_heads import HeadOutputs, head_spec
 from bert_jax.params.functional import Params
+from bert_jax.tasks.losses import HeadOutputs
+from bert_jax.tasks.registry import head_spec
 
 
 class FineTuningObjective:

@@ -22,11 +22,11 @@ from bert_jax.models.adapters.config import Adapter, AlphaOverRank, LoRA, Prompt
 from bert_jax.models.adapters.modules import group_adapter
 from bert_jax.models.heads.config import TaskHead, label_tokens_of, num_outputs, window_encoder_of
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.objectives.fine_tuning_heads import HeadOutputs
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import TrainedAdapter
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.tasks.losses import HeadOutputs
 
 
 class AdapterSet:

@@ -20,13 +20,12 @@ from bert_jax.data.finetuning.example import (
 )
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.heads.config import (
-    QuestionAnsweringHead,
     TaskHead,
     label_tokens_of,
     window_encoder_of,
 )
-from bert_jax.tasks import check_truncation, kind_of_head
 from bert_jax.tasks.base import AnyTaskKind, ModelInput
+from bert_jax.tasks.registry import check_truncation, kind_of_head
 
 _MAX_SHOWN_LABELS = 8
 
@@ -44,7 +43,7 @@ def check_sizes(max_length: int, max_positions: int, batch_size: int, window_ove
 
 def check_no_answer(kind: AnyTaskKind, allow_no_answer: bool | None) -> None:
     """Raises a ConfigError if `allow_no_answer` is set for a model that answers no questions."""
-    if allow_no_answer is not None and kind.head_type is not QuestionAnsweringHead:
+    if allow_no_answer is not None and kind.head_type.scope != "span":
         raise ConfigError(
             f"allow_no_answer is set, but this is a model for {kind.name}; it is for "
             "question answering only"

@@ -27,8 +27,8 @@ from bert_jax.predict.checks import check_fits_model, is_one_input, pair_texts
 from bert_jax.predict.task_processor import TaskProcessor, TruncationName
 from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import compute_metrics
 from bert_jax.tasks.base import ModelInput
+from bert_jax.tasks.registry import compute_metrics
 
 _InputT = TypeVar("_InputT", bound=ModelInput)
 

@@ -26,7 +26,8 @@ from bert_jax.predict.batching import (
 )
 from bert_jax.predict.checks import check_sizes
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import kind_of_head, make_features, make_prompt_head
+from bert_jax.tasks.features import make_features
+from bert_jax.tasks.registry import kind_of_head, make_prompt_head
 
 CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
 """Inputs without content, for contextual calibration (Zhao et al. 2021, section 5). A mask token in

@@ -12,10 +12,11 @@ import numpy as np
 from scipy.special import expit
 
 from bert_jax.errors import UserError, require_list_of_texts
-from bert_jax.models.heads.config import Identity, RankingHead, RegressionHead, Sigmoid
+from bert_jax.models.heads.config import Identity, Sigmoid
 from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.tasks.registry import kind_of_head
 
 
 class RankedText(NamedTuple):
@@ -41,17 +42,15 @@ class Reranker:
           UserError: the model has no head with one output for a pair of texts.
         """
         head = require_head(model)
-        match head:
-            case RankingHead():
-                self._activation, self._field = head.activation, "logit"
-            case RegressionHead():
-                self._activation, self._field = Sigmoid(), "value"
-            case _:
-                raise UserError(
-                    f"{model.path} is a model for {Predictor(model).kind.name}, so it cannot score "
-                    "texts for a query; expected a cross-encoder with one output, such as a run of "
-                    "bert-jax finetune columns --kind ranking"
-                )
+        kind = kind_of_head(head)
+        if kind.output_field is None:
+            raise UserError(
+                f"{model.path} is a model for {kind.name}, so it cannot score texts for a query; "
+                "expected a cross-encoder with one output, such as a run of bert-jax finetune "
+                "columns --kind ranking"
+            )
+        self._field = kind.output_field
+        self._activation: Sigmoid | Identity = getattr(head, "activation", Sigmoid())
         self._predict = Predictor(model, max_length=max_length, batch_size=batch_size)
 
     def __call__(self, query: str, texts: Sequence[str]) -> np.ndarray:

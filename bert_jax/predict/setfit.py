@@ -25,8 +25,9 @@ from bert_jax.predict.checks import (
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs.run_folder import SETFIT_HEAD
-from bert_jax.tasks import compute_metrics, kind_named, text_examples
 from bert_jax.tasks.base import ModelInput
+from bert_jax.tasks.features import text_examples
+from bert_jax.tasks.registry import compute_metrics, kind_named
 
 HEAD_WEIGHTS, HEAD_CONFIG = "setfit_head.safetensors", SETFIT_HEAD
 _GROUP_SIZE = 256

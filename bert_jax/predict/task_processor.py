@@ -24,8 +24,9 @@ from bert_jax.predict.checks import (
 )
 from bert_jax.predict.training_settings import max_text_length, require_head, trained_settings
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import AnyTaskKind, kind_of_head, make_features
-from bert_jax.tasks.base import HeadOutputs, ModelInput
+from bert_jax.tasks.base import AnyTaskKind, ModelInput, SequenceOutputs
+from bert_jax.tasks.features import make_features
+from bert_jax.tasks.registry import kind_of_head
 
 TruncationName = Literal["head", "tail", "head+tail", "windows"]
 """The names in `TRUNCATIONS` of `config/labeled_data.py`, which describes them."""
@@ -141,7 +142,9 @@ class TaskProcessor:
             self.settings.prompt,
         )
 
-    def decode(self, examples: Sequence[Example], features: Features, outputs: HeadOutputs) -> Any:
+    def decode(
+        self, examples: Sequence[Example], features: Features, outputs: SequenceOutputs
+    ) -> Any:
         """Returns the result of `TaskKind.decode`: a prediction for each example."""
         return self.kind.decode(
             examples, features, outputs, self.labels, allow_no_answer=self._allow_no_answer

@@ -29,7 +29,7 @@ from bert_jax.io.json_io import read_json_object
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.runs.run_folder import DEMONSTRATIONS, SETFIT_HEAD
-from bert_jax.tasks import kind_of_head
+from bert_jax.tasks.registry import kind_of_head
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from bert_jax.report.html import (
     table,
 )
 from bert_jax.report.task_charts import reliability_diagram, scatter
-from bert_jax.tasks import kind_named
+from bert_jax.tasks.registry import kind_named
 
 Analysis = Mapping[str, Any]
 

@@ -16,8 +16,9 @@ import numpy as np
 from bert_jax.data.corpus.contamination.found_items import ITEM_GROUPS, ItemGroup
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.errors import UserError
-from bert_jax.tasks import compute_metrics, kind_of, make_features
 from bert_jax.tasks.base import Json
+from bert_jax.tasks.features import make_features
+from bert_jax.tasks.registry import compute_metrics, kind_of
 from bert_jax.text.tokenizer import Tokenizer
 
 MAX_ERRORS = 20

@@ -13,10 +13,15 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 
+from bert_jax.config.labeled_data import HeadTruncation, Truncation
+from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
+from bert_jax.tasks.demonstrations import DemonstrationPool
+from bert_jax.tasks.hugging_face import read_labels
+from bert_jax.tasks.losses import HeadSpec
 from bert_jax.tasks.metrics.squad_decoding import PredictedAnswer
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -38,7 +43,6 @@ class KindDescription:
       class_table: title of the table of scores by class.
       error_loss: column title of what error examples are ranked by.
       pipeline_tag: the tag of the task on model hubs.
-      auto_class: the class of Hugging Face Transformers that loads the model.
       head_output: completes "Output of the head: ...", in a model card.
       result: completes "With bert_jax, to get ... from texts", in a model card.
       example_arguments: arguments of `bert-jax predict` that show an input.
@@ -49,7 +53,6 @@ class KindDescription:
     class_table: str = "Classes"
     error_loss: str
     pipeline_tag: str
-    auto_class: str
     head_output: str
     result: str
     example_arguments: str
@@ -80,8 +83,27 @@ ModelInput = str | Sequence[str] | Example
 FileFormat = Literal["lines", "table", "conll", "squad", "swag"]
 """Formats of input files."""
 
-HeadOutputs = Mapping[str, Sequence[np.ndarray]]
+SequenceOutputs = Mapping[str, Sequence[np.ndarray]]
 """Raw outputs of a head on NumPy: name -> one array for each sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """Holds how examples become sequences; a kind reads what applies to it.
+
+    Attributes:
+      max_length: maximum number of tokens of a sequence, special tokens included.
+      window_overlap: number of tokens that neighboring windows of a long example share.
+      truncation: which tokens of a long text are read, for kinds that have `has_truncations`.
+      prompt: the template into which texts are put, for kinds that have `reads_prompts`.
+      demonstrations: where the demonstrations of the prompt are drawn from, if it has any.
+    """
+
+    max_length: int
+    window_overlap: int = 128
+    truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
+    prompt: Prompt | None = None
+    demonstrations: DemonstrationPool | None = None
 
 
 class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
@@ -89,34 +111,48 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
     Attributes:
       name: the kind in `Task.kind`, analysis.json and messages.
-      head_type: config class of the head; `objectives/fine_tuning_heads.py` has the
-        batch fields and the loss that belong to it.
+      head_type: config class of the head.
+      spec: the batch fields, the outputs and the loss of the head.
+      hugging_face_class: the end of the name of Hugging Face's class, as in BertFor...
+      peft_task_type: what peft calls such a task; None if it has no name for it.
+      peft_saved_modules: names of the modules that peft trains besides the adapter by default.
       description: texts for people.
       default_seq_length: sequence length if the user gives none (BERT's release).
       sequence_fields: batch field -> dims of one sequence of this kind in seqio ("L", "AL" or "").
       metric_maximum: the best value of the first metric of a task, 1 or 100.
       reads_windows: whether long examples are read whole, in overlapping windows.
       reads_pairs: whether a second text may be given with each text.
+      has_truncations: whether a `Truncation` other than `HeadTruncation` can be chosen.
+      reads_prompts: whether texts can be put into a prompt, whose label words the head scores.
       num_texts: number of texts of an input in a list of texts; None if an input takes all.
       table_columns: input columns of a table -> default name; None if the column is optional.
       line_format: format of a text file without a known extension; None if it is ambiguous.
       table_format: format of a file with the extension of a table.
       empty_prediction: the fields of a prediction for an empty text, without "text".
+      output_field: the field of a prediction that is the only output of the head; None if a head
+        has several.
     """
 
     name: str
     head_type: type[TaskHead]
+    spec: HeadSpec
+    hugging_face_class: str
+    peft_task_type: str | None = None
+    peft_saved_modules: tuple[str, ...] = ()
     description: KindDescription
     default_seq_length: int = 128
     sequence_fields: ClassVar[Mapping[str, str]]
     metric_maximum: float = 1.0
     reads_windows: bool = False
     reads_pairs: bool = True
+    has_truncations: bool = False
+    reads_prompts: bool = False
     num_texts: int | None = 1
     table_columns: ClassVar[Mapping[str, str | None]] = {}
     line_format: FileFormat | None = "lines"
     table_format: FileFormat = "table"
     empty_prediction: ClassVar[Mapping[str, Any]]
+    output_field: str | None = None
 
     # From examples to model inputs
 
@@ -124,16 +160,33 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
     def make_head(self, labels: tuple[str, ...]) -> TaskHead:
         """Returns the head config for these class names."""
 
+    def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
+        """Reads the head from the content of a config.json that has `hugging_face_class`.
+
+        Args:
+          source: the file, for messages.
+
+        Returns:
+          The head; None if the file is that of another kind with the same class.
+
+        Raises:
+          UserError: labels or a problem type that is not supported; names the field.
+        """
+        return self.make_head(read_labels(data, source))
+
+    def head_to_hugging_face(self, head: Any) -> Json:
+        """Returns the fields of config.json for a head; `head_from_hugging_face` reads them."""
+        return {}
+
     @abstractmethod
     def make_features(
         self,
         examples: Sequence[ExampleT],
         labels: Sequence[str],
         tokenizer: Tokenizer,
-        max_length: int,
-        window_overlap: int,
+        options: FeatureOptions,
     ) -> Features:
-        """Tokenizes examples; see `bert_jax.tasks.make_features`."""
+        """Tokenizes examples; see `bert_jax.tasks.features.make_features`."""
 
     # From head outputs to predictions and metrics
 
@@ -150,7 +203,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         self,
         examples: Sequence[ExampleT],
         features: Features,
-        outputs: HeadOutputs,
+        outputs: SequenceOutputs,
         labels: Sequence[str],
         *,
         allow_no_answer: bool = False,

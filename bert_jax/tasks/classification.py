@@ -1,4 +1,7 @@
-"""Defines what classification, regression and ranking share: texts or pairs of texts."""
+"""Defines the kind "classification": one of C classes for a text or a pair of texts.
+
+`TextPairKind` is what regression and ranking share with it, `LogitsKind` what multiple choice does.
+"""
 
 import dataclasses
 from abc import abstractmethod
@@ -8,23 +11,31 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import log_softmax, softmax
 
-from bert_jax.config.labeled_data import HeadTruncation, Truncation
-from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled, make_label_lookup
+from bert_jax.errors import UserError
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.tasks.base import (
     UNLABELED,
-    HeadOutputs,
+    FeatureOptions,
     Json,
     KindDescription,
     ModelInput,
+    SequenceOutputs,
     TaskKind,
     as_dicts,
     excerpt,
 )
-from bert_jax.tasks.demonstrations import DemonstrationPool, add_demonstrations
+from bert_jax.tasks.demonstrations import add_demonstrations
+from bert_jax.tasks.hugging_face import (
+    CLASSIFICATION,
+    REGRESSION,
+    label_maps,
+    problem_type_of,
+    read_labels,
+)
 from bert_jax.tasks.long_texts import pool_windows, text_features
+from bert_jax.tasks.losses import HeadSpec, apply_class_weights, classification_loss
 from bert_jax.tasks.metrics import classification
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.prompt_features import make_prompt_features
@@ -41,6 +52,10 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
         "labels": "",
         "label_values": "",
     }
+    hugging_face_class = "ForSequenceClassification"
+    peft_task_type = "SEQ_CLS"
+    peft_saved_modules = ("classifier", "score")
+    has_truncations = True
     table_columns: ClassVar[Mapping[str, str | None]] = {
         "text": "text",
         "text_pair": None,
@@ -58,32 +73,19 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
         examples: Sequence[TextExample],
         labels: Sequence[str],
         tokenizer: Tokenizer,
-        max_length: int,
-        window_overlap: int,
-        truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+        options: FeatureOptions,
     ) -> Features:
         """Tokenizes texts and pairs; every window of a long text has the target of the text."""
-        features = text_features(examples, tokenizer, max_length, truncation, window_overlap)
-        return self._add_targets(features, examples, labels)
-
-    def make_prompt_features(
-        self,
-        examples: Sequence[TextExample],
-        labels: Sequence[str],
-        tokenizer: Tokenizer,
-        max_length: int,
-        prompt: Prompt,
-        pool: DemonstrationPool | None = None,
-    ) -> Features:
-        """Tokenizes texts and pairs in the template of a prompt, with demonstrations of a pool."""
-        features = make_prompt_features(examples, prompt, tokenizer, max_length)
-        if prompt.demonstrations is not None and pool is not None:
-            features = add_demonstrations(features, examples, pool, prompt.demonstrations)
-        return self._add_targets(features, examples, labels)
-
-    def _add_targets(
-        self, features: Features, examples: Sequence[TextExample], labels: Sequence[str]
-    ) -> Features:
+        max_length, prompt = options.max_length, options.prompt
+        if prompt is None:
+            truncation, window_overlap = options.truncation, options.window_overlap
+            features = text_features(examples, tokenizer, max_length, truncation, window_overlap)
+        else:
+            features = make_prompt_features(examples, prompt, tokenizer, max_length)
+            if prompt.demonstrations is not None and options.demonstrations is not None:
+                features = add_demonstrations(
+                    features, examples, options.demonstrations, prompt.demonstrations
+                )
         if all_labeled(examples):
             targets = self.make_targets(examples, labels)
             features.targets = {
@@ -137,7 +139,7 @@ class LogitsKind:
         self,
         examples: Sequence[Any],
         features: Features,
-        outputs: HeadOutputs,
+        outputs: SequenceOutputs,
         labels: Sequence[str],
         *,
         allow_no_answer: bool = False,
@@ -184,12 +186,19 @@ class SequenceClassification(LogitsKind, TextPairKind):
 
     name = "classification"
     head_type = SequenceClassificationHead
+    spec = HeadSpec(
+        label_fields=("labels",),
+        label_weights=lambda batch, class_weights: apply_class_weights(
+            batch["example_weights"], batch["labels"], class_weights
+        ),
+        compute_loss=classification_loss,
+    )
+    reads_prompts = True
     description = KindDescription(
         expected_input="a text or a pair of texts",
         text_names=("first text", "second text"),
         error_loss="loss",
         pipeline_tag="text-classification",
-        auto_class="AutoModelForSequenceClassification",
         head_output="one label for a text or a pair of texts, from the pooled first token",
         result="labels with probabilities",
         example_arguments='"A text."',
@@ -199,6 +208,23 @@ class SequenceClassification(LogitsKind, TextPairKind):
     def make_head(self, labels: tuple[str, ...]) -> SequenceClassificationHead:
         """Returns a head with one output for each class."""
         return SequenceClassificationHead(labels=labels)
+
+    def head_from_hugging_face(
+        self, data: Mapping[str, Any], source: str
+    ) -> SequenceClassificationHead | None:
+        """Reads the labels of a head with several outputs, the usual problem of its class."""
+        labels = read_labels(data, source)
+        problem_type = problem_type_of(data, labels)
+        if problem_type != CLASSIFICATION:
+            raise UserError(
+                f"{source}: problem_type is {problem_type!r}; supported are {CLASSIFICATION!r} and "
+                f"{REGRESSION!r}"
+            )
+        return SequenceClassificationHead(labels=labels)
+
+    def head_to_hugging_face(self, head: SequenceClassificationHead) -> Json:
+        """Returns the labels and the problem type."""
+        return {**label_maps(head.labels), "problem_type": CLASSIFICATION}
 
     def make_targets(
         self, examples: Sequence[TextExample], labels: Sequence[str]

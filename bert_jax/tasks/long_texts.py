@@ -1,6 +1,6 @@
 """Truncates texts that are too long, or reads them in windows and pools the outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import log_softmax, logsumexp
@@ -19,7 +19,6 @@ from bert_jax.data.finetuning.features import (
     longest_first_lengths,
     window_starts,
 )
-from bert_jax.tasks.base import HeadOutputs
 from bert_jax.text.tokenizer import Tokenizer
 
 _SUN_HEAD_TOKENS, _SUN_TOTAL_TOKENS = 128, 510
@@ -128,7 +127,9 @@ def _windows(tokens: np.ndarray, window_length: int, window_overlap: int) -> lis
     return [tokens[start : start + window_length] for start in starts]
 
 
-def pool_windows(outputs: HeadOutputs, name: str, features: Features) -> np.ndarray:
+def pool_windows(
+    outputs: Mapping[str, Sequence[np.ndarray]], name: str, features: Features
+) -> np.ndarray:
     """Combines the outputs for all windows of each example by `features.window_pooling`.
 
     Pooled logits are logarithms of pooled probabilities, except with "mean_logits". The output for

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import softmax
 
+from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.data.finetuning.example import ChoiceExample
 from bert_jax.data.finetuning.features import (
     Features,
@@ -15,8 +16,17 @@ from bert_jax.data.finetuning.features import (
 )
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import MultipleChoiceHead
-from bert_jax.tasks.base import UNLABELED, Json, KindDescription, ModelInput, TaskKind, excerpt
+from bert_jax.tasks.base import (
+    UNLABELED,
+    FeatureOptions,
+    Json,
+    KindDescription,
+    ModelInput,
+    TaskKind,
+    excerpt,
+)
 from bert_jax.tasks.classification import LogitsKind, calibration_table, max_probability
+from bert_jax.tasks.losses import HeadSpec, classification_loss
 from bert_jax.tasks.metrics import classification
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -26,12 +36,22 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
 
     name = "multiple_choice"
     head_type = MultipleChoiceHead
+    spec = HeadSpec(
+        input_fields=CHOICE_FIELDS,
+        label_fields=("labels",),
+        features_field="choice_cls_encoder_features",
+        # One score for each of the B x A texts.
+        make_outputs=lambda logits, batch: {
+            "logits": logits.reshape(batch[CHOICE_FIELDS[0]].shape[:2])
+        },
+        compute_loss=classification_loss,
+    )
+    hugging_face_class = "ForMultipleChoice"
     description = KindDescription(
         expected_input="a context and two or more choices",
         text_names=("context", "choice"),
         error_loss="loss",
         pipeline_tag="multiple-choice",
-        auto_class="AutoModelForMultipleChoice",
         head_output="a score for each choice, from the pooled first token of context and choice",
         result="the likeliest choice",
         example_arguments='"A context." "A choice." "Another."',
@@ -53,13 +73,16 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
         """Returns a head with one score for each choice."""
         return MultipleChoiceHead()
 
+    def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> MultipleChoiceHead:
+        """Returns the head, which has no fields."""
+        return MultipleChoiceHead()
+
     def make_features(
         self,
         examples: Sequence[ChoiceExample],
         labels: Sequence[str],
         tokenizer: Tokenizer,
-        max_length: int,
-        window_overlap: int,
+        options: FeatureOptions,
     ) -> Features:
         """Tokenizes each choice, after the prompt, as a pair with the context."""
         counts = {len(example.choices) for example in examples}
@@ -80,7 +103,7 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
             truncated_flags = []
             for _ in example.choices:
                 input_ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
-                    context, next(endings), tokenizer, max_length
+                    context, next(endings), tokenizer, options.max_length
                 )
                 features.input_ids.append(input_ids)
                 features.token_type_ids.append(token_type_ids)

@@ -6,21 +6,31 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bert_jax.batch import SPAN_FIELDS
 from bert_jax.data.finetuning.example import QuestionExample, Task
 from bert_jax.data.finetuning.features import (
     Features,
+    all_labeled,
+    build_inputs_with_special_tokens,
+    max_context,
+    window_starts,
 )
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.losses import Batch, WeightedMean, cross_entropy, is_correct, weighted_mean
 from bert_jax.models.heads.config import QuestionAnsweringHead
 from bert_jax.tasks.base import (
     UNLABELED,
-    HeadOutputs,
+    FeatureOptions,
     Json,
     KindDescription,
     ModelInput,
+    SequenceOutputs,
     TaskKind,
     as_dicts,
     excerpt,
 )
+from bert_jax.tasks.hugging_face import describe_labels, read_labels
+from bert_jax.tasks.losses import HeadOutputs, HeadSpec, Metrics
 from bert_jax.tasks.metrics import squad_metrics
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.squad_decoding import (
@@ -29,10 +39,37 @@ from bert_jax.tasks.metrics.squad_decoding import (
     PredictedAnswer,
     decode_answers,
 )
-from bert_jax.tasks.windowed_features import question_features
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import Encoding, Tokenizer
 
 AnswerTexts = list[list[str]]
+
+MAX_QUERY_LENGTH = 64
+"""Limit for the tokens of a question; longer ones are truncated, as in BERT's `run_squad.py`."""
+_MIN_CONTEXT_LENGTH = 8
+
+
+def span_loss(
+    outputs: HeadOutputs, batch: Batch, class_weights: Sequence[float], label_smoothing: float
+) -> tuple[WeightedMean, Metrics]:
+    """Computes the mean of the cross-entropies of start and end over all positions.
+
+    `accuracy` is the fraction of examples with both positions right.
+    """
+    weights = batch["example_weights"]
+    start_logits_BL, end_logits_BL = outputs["start_logits"], outputs["end_logits"]
+    start_positions, end_positions = batch["start_positions"], batch["end_positions"]
+    start_losses = cross_entropy(start_logits_BL, start_positions)
+    losses = start_losses + cross_entropy(end_logits_BL, end_positions)
+    start_correct = is_correct(start_logits_BL, start_positions)
+    end_correct = is_correct(end_logits_BL, end_positions)
+    loss = weighted_mean(losses / 2, weights)
+    metrics = {
+        "loss": loss,
+        "accuracy": weighted_mean(start_correct & end_correct, weights),
+        "start_accuracy": weighted_mean(start_correct, weights),
+        "end_accuracy": weighted_mean(end_correct, weights),
+    }
+    return loss, metrics
 
 
 class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAnswer]]):
@@ -40,12 +77,25 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
 
     name = "question_answering"
     head_type = QuestionAnsweringHead
+    spec = HeadSpec(
+        label_fields=SPAN_FIELDS,
+        output_names=("start_logits", "end_logits"),
+        features_field="encoder_features",
+        loss_reads_padding=True,  # the softmax is over all positions, as in BERT's run_squad.py
+        make_outputs=lambda logits, batch: {
+            "start_logits": logits[..., 0],
+            "end_logits": logits[..., 1],
+        },
+        compute_loss=span_loss,
+    )
+    hugging_face_class = "ForQuestionAnswering"
+    peft_task_type = "QUESTION_ANS"
+    peft_saved_modules = ("qa_outputs",)
     description = KindDescription(
         expected_input="a question and a context",
         text_names=("question", "context"),
         error_loss="lost F1 × probability",
         pipeline_tag="question-answering",
-        auto_class="AutoModelForQuestionAnswering",
         head_output="where the answer to a question starts and ends in its context",
         result="answers with their positions",
         example_arguments='"A question?" "Its context."',
@@ -73,16 +123,60 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         """Returns a head with a start and an end score for each token."""
         return QuestionAnsweringHead()
 
+    def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> QuestionAnsweringHead:
+        """Returns the head if the file has two labels, for start and end."""
+        if len(read_labels(data, source)) != 2:
+            raise UserError(
+                f"{source}: {describe_labels(data)}, but the architecture is question answering; "
+                "expected 2, for start and end"
+            )
+        return QuestionAnsweringHead()
+
     def make_features(
         self,
         examples: Sequence[QuestionExample],
         labels: Sequence[str],
         tokenizer: Tokenizer,
-        max_length: int,
-        window_overlap: int,
+        options: FeatureOptions,
     ) -> Features:
-        """Tokenizes each question as a pair with every window of its context."""
-        return question_features(examples, tokenizer, max_length, window_overlap)
+        """Tokenizes each question as a pair with every window of its context.
+
+        Raises:
+          ConfigError: `max_length` leaves too few tokens for the context after a question.
+        """
+        max_length = options.max_length
+        questions = tokenizer.encode_ids([example.question for example in examples])
+        # Contexts repeat in SQuAD: each is tokenized once.
+        contexts = list(dict.fromkeys(example.context for example in examples))
+        encoded = dict(zip(contexts, tokenizer.encode_batch(contexts), strict=True))
+        features, example_indices = Features(), []
+        start_positions: list[int] = []
+        end_positions: list[int] = []
+        for example_index, (example, question) in enumerate(zip(examples, questions, strict=True)):
+            question = question[:MAX_QUERY_LENGTH]
+            window_length = max_length - len(question) - tokenizer.template.num_pair_special_tokens
+            if window_length < _MIN_CONTEXT_LENGTH:
+                raise ConfigError(
+                    f"sequences of {max_length} tokens have room for {max(window_length, 0)} "
+                    f"tokens of context after the question {example.id!r} of {len(question)}; "
+                    f"expected at least {_MIN_CONTEXT_LENGTH}: increase --max-length"
+                )
+            context = encoded[example.context]
+            starts = window_starts(
+                len(context.ids), window_length, min(options.window_overlap, window_length // 2)
+            )
+            max_context_masks = max_context(len(context.ids), window_length, starts)
+            for start, is_max_context in zip(starts, max_context_masks, strict=True):
+                window = slice(start, start + window_length)
+                _add_window(features, question, context, window, is_max_context, tokenizer)
+                example_indices.append(example_index)
+                begin, end = _answer_positions(example, features.offsets[-1])
+                start_positions.append(begin)
+                end_positions.append(end)
+        features.example_index = np.array(example_indices, np.int64)
+        if all_labeled(examples):
+            features.targets = {"start_positions": start_positions, "end_positions": end_positions}
+        return features
 
     def get_references(
         self, examples: Sequence[QuestionExample], labels: Sequence[str]
@@ -102,7 +196,7 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         self,
         examples: Sequence[QuestionExample],
         features: Features,
-        outputs: HeadOutputs,
+        outputs: SequenceOutputs,
         labels: Sequence[str],
         *,
         allow_no_answer: bool = False,
@@ -276,3 +370,45 @@ def _chosen_answer(answer: PredictedAnswer, allow_no_answer: bool) -> Candidate:
 
 def _no_answer_scores(predictions: Sequence[PredictedAnswer]) -> np.ndarray:
     return np.array([answer.no_answer_score for answer in predictions], np.float64)
+
+
+def _add_window(
+    features: Features,
+    question: np.ndarray,
+    context: Encoding,
+    window: slice,
+    window_max_context: np.ndarray,
+    tokenizer: Tokenizer,
+) -> None:
+    """Appends one sequence: a question and a window of its context."""
+    ids = np.array(context.ids[window], np.int32)
+    total_length = len(question) + len(ids) + tokenizer.template.num_pair_special_tokens
+    input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
+        question, ids, tokenizer, total_length
+    )
+    offsets = np.full((len(input_ids), 2), -1, np.int32)
+    is_max_context = np.zeros(len(input_ids), bool)
+    context_start = tokenizer.template.second_start(len(question))
+    context_tokens = slice(context_start, context_start + len(ids))
+    if len(ids):
+        offsets[context_tokens] = context.offsets[window]
+        is_max_context[context_tokens] = window_max_context
+    features.input_ids.append(input_ids)
+    features.token_type_ids.append(token_type_ids)
+    features.offsets.append(offsets)
+    features.is_max_context.append(is_max_context)
+
+
+def _answer_positions(example: QuestionExample, offsets: np.ndarray) -> tuple[int, int]:
+    """Returns the first and last token of the first answer; 0, 0 ([CLS]) if not all is here."""
+    if not example.answers:
+        return 0, 0
+    answer = example.answers[0]
+    begin, end = answer.start, answer.start + len(answer.text)
+    overlapping = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
+    if not len(overlapping):
+        return 0, 0
+    first_token, last_token = int(overlapping[0]), int(overlapping[-1])
+    # A window that starts or ends within the answer does not contain all of it.
+    is_complete = offsets[first_token, 0] <= begin and offsets[last_token, 1] >= end
+    return (first_token, last_token) if is_complete else (0, 0)

@@ -1,14 +1,20 @@
 """Defines the kind "ranking": how relevant a text is to a query, scored by a cross-encoder."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from scipy.special import expit
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.models.heads.config import RankingHead, TaskHead
+from bert_jax.errors import UserError
+from bert_jax.losses import Batch, WeightedMean, weighted_mean
+from bert_jax.models.heads.config import Identity, RankingHead, Sigmoid, TaskHead
 from bert_jax.tasks.base import Json, KindDescription
+from bert_jax.tasks.hugging_face import label_maps, read_labels
+from bert_jax.tasks.losses import HeadOutputs, Metrics
 from bert_jax.tasks.metrics.regression import regression_metrics
 from bert_jax.tasks.regression import Metric, Regression
 
@@ -33,27 +39,70 @@ _METRICS: dict[str, Metric] = {
 }
 
 
+# With one label, Hugging Face's loss is the binary cross-entropy that a `RankingHead` has.
+_PROBLEM_TYPE = "multi_label_classification"
+
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.Sigmoid": Sigmoid(),
+    "torch.nn.modules.linear.Identity": Identity(),
+}
+"""Name of a PyTorch class in a cross-encoder's config.json -> activation of the score."""
+
+
+def ranking_loss(
+    outputs: HeadOutputs, batch: Batch, class_weights: Sequence[float], label_smoothing: float
+) -> tuple[WeightedMean, Metrics]:
+    """Computes the binary cross-entropy of `label_values`, which are from 0 to 1.
+
+    `accuracy` counts an example as relevant if its label is at least 0.5, or its logit above 0.
+    """
+    logits, labels, weights = outputs["values"], batch["label_values"], batch["example_weights"]
+    # log(1 + exp(x)) - x y: the cross-entropy of sigmoid(x), which would overflow for large x.
+    loss = weighted_mean(jax.nn.softplus(logits) - logits * labels, weights)
+    correct = (logits > 0) == (labels >= RELEVANT)
+    return loss, {"loss": loss, "accuracy": weighted_mean(correct, weights)}
+
+
 class Ranking(Regression):
     """Predicts relevance; references are float [n] from 0 to 1, predictions logits [n]."""
 
     name = "ranking"
     head_type = RankingHead
+    spec = dataclasses.replace(Regression.spec, compute_loss=ranking_loss, uncertainty_scale=1.0)
     description = KindDescription(
         expected_input="a pair of texts, a query and a text",
         text_names=("query", "text"),
         error_loss="distance",
         pipeline_tag="text-ranking",
-        auto_class="AutoModelForSequenceClassification",
         head_output="one logit for a query and a text, whose sigmoid is the relevance",
         result="scores",
         example_arguments='--pairs "A query." "A text."',
     )
     empty_prediction: ClassVar[Mapping[str, Any]] = {"score": None, "logit": None}
+    output_field = "logit"
     resampled_metrics = _METRICS
 
     def make_head(self, labels: tuple[str, ...]) -> TaskHead:
         """Returns a head with one output."""
         return RankingHead()
+
+    def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
+        """Reads a head with one label and the activation of a cross-encoder, or its loss."""
+        labels, activation = read_labels(data, source), _read_activation(data, source)
+        if len(labels) != 1 or not (activation or data.get("problem_type") == _PROBLEM_TYPE):
+            return None
+        return RankingHead(activation=activation or Sigmoid())
+
+    def head_to_hugging_face(self, head: RankingHead) -> Json:
+        """Returns one label without a meaning, the problem type, and the activation."""
+        names = {activation: name for name, activation in _ACTIVATIONS.items()}
+        return {
+            **label_maps(("LABEL_0",)),
+            "problem_type": _PROBLEM_TYPE,
+            "sentence_transformers": {"activation_fn": names[head.activation]},
+            # The same for versions before 4.
+            "sbert_ce_default_activation_function": names[head.activation],
+        }
 
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
@@ -96,3 +145,26 @@ class Ranking(Regression):
     ) -> Json:
         """Returns the texts of an example, its label and the predicted score."""
         return super().error_to_json(example, expit(prediction), references, labels)
+
+
+def _read_activation(data: Mapping[str, Any], source: str) -> Sigmoid | Identity | None:
+    """Returns the activation that sentence-transformers writes; None if the file has none.
+
+    Raises:
+      UserError: it is not one of the two that are supported.
+    """
+    section = data.get("sentence_transformers")
+    field, name = "sentence_transformers.activation_fn", None
+    if isinstance(section, Mapping):
+        name = section.get("activation_fn")
+    if name is None:  # how versions before 4 wrote it
+        field = "sbert_ce_default_activation_function"
+        name = data.get(field)
+    if name is None:
+        return None
+    if name not in _ACTIVATIONS:
+        code = "" if str(name).startswith("torch.") else ", code that is not part of PyTorch"
+        raise UserError(
+            f"{source}: {field} is {name!r}{code}; supported are {' and '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]

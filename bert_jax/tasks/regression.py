@@ -3,14 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues
+from bert_jax.errors import UserError
+from bert_jax.losses import Batch, WeightedMean, weighted_mean
 from bert_jax.models.heads.config import RegressionHead, TaskHead
-from bert_jax.tasks.base import UNLABELED, HeadOutputs, Json, KindDescription
+from bert_jax.tasks.base import UNLABELED, Json, KindDescription, SequenceOutputs
 from bert_jax.tasks.classification import TextPairKind, shown_texts
+from bert_jax.tasks.hugging_face import (
+    CLASSIFICATION,
+    REGRESSION,
+    describe_labels,
+    label_maps,
+    problem_type_of,
+    read_labels,
+)
 from bert_jax.tasks.long_texts import pool_windows
+from bert_jax.tasks.losses import HeadOutputs, HeadSpec, Metrics
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.regression import REGRESSION_METRICS, regression_metrics
 
@@ -20,28 +32,60 @@ MAX_SCATTER_POINTS = 500
 """Limit for the examples in a scatter plot; they are spread evenly over the split."""
 
 
+def regression_loss(
+    outputs: HeadOutputs, batch: Batch, class_weights: Sequence[float], label_smoothing: float
+) -> tuple[WeightedMean, Metrics]:
+    """Computes the mean squared error of `label_values`."""
+    errors = jnp.square(outputs["values"] - batch["label_values"])
+    loss = weighted_mean(errors, batch["example_weights"])
+    return loss, {"loss": loss, "mse": loss}
+
+
 class Regression(TextPairKind):
     """Predicts a number; references and predictions are float [n]."""
 
     name = "regression"
     head_type = RegressionHead
+    spec = HeadSpec(
+        label_fields=("label_values",),
+        output_names=("values",),
+        make_outputs=lambda logits, batch: {"values": logits[:, 0]},
+        compute_loss=regression_loss,
+        uncertainty_scale=0.5,
+    )
     description = KindDescription(
         expected_input="a text or a pair of texts",
         text_names=("first text", "second text"),
         error_loss="distance",
         pipeline_tag="text-classification",
-        auto_class="AutoModelForSequenceClassification",
         head_output="one number for a text or a pair of texts, from the pooled first token",
         result="numbers",
         example_arguments='"A text."',
     )
     empty_prediction: ClassVar[Mapping[str, Any]] = {"value": None}
+    output_field = "value"
     resampled_metrics: ClassVar[Mapping[str, Metric]] = REGRESSION_METRICS
     """The metrics that can be bootstrapped, as functions of references and predictions."""
 
     def make_head(self, labels: tuple[str, ...]) -> TaskHead:
         """Returns a head with one output."""
         return RegressionHead()
+
+    def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
+        """Reads a head with one label, or with the problem type of a regression."""
+        labels = read_labels(data, source)
+        if problem_type_of(data, labels) != REGRESSION:
+            return None
+        if len(labels) != 1:
+            raise UserError(
+                f"{source}: problem_type is {REGRESSION!r}, but {describe_labels(data)}; expected "
+                f"1 (multi-output regression is not supported), or problem_type {CLASSIFICATION!r}"
+            )
+        return RegressionHead()
+
+    def head_to_hugging_face(self, head: Any) -> Json:
+        """Returns one label without a meaning, and the problem type."""
+        return {**label_maps(("LABEL_0",)), "problem_type": REGRESSION}
 
     def make_targets(
         self, examples: Sequence[TextExample], labels: Sequence[str]
@@ -57,7 +101,7 @@ class Regression(TextPairKind):
         self,
         examples: Sequence[TextExample],
         features: Features,
-        outputs: HeadOutputs,
+        outputs: SequenceOutputs,
         labels: Sequence[str],
         *,
         allow_no_answer: bool = False,

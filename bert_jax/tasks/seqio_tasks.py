@@ -46,7 +46,8 @@ from bert_jax.data.seqio.tf_numpy import (
 )
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.errors import UserError
-from bert_jax.tasks import kind_of, make_features
+from bert_jax.tasks.features import make_features
+from bert_jax.tasks.registry import kind_of
 
 _FLOAT_FIELDS = ("label_values", "token_label_weights")
 _SHAPES: dict[str, Shape] = {"": SCALAR, "L": VECTOR, "AL": MATRIX}

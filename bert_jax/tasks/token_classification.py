@@ -4,31 +4,64 @@ import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
+from bert_jax.batch import TOKEN_LABEL_FIELDS
 from bert_jax.data.finetuning.example import TaggedExample, TextExample
 from bert_jax.data.finetuning.features import (
     Features,
+    all_labeled,
+    build_inputs_with_special_tokens,
+    make_label_lookup,
+    max_context,
+    window_starts,
 )
 from bert_jax.errors import UserError
+from bert_jax.losses import Batch, WeightedMean, is_correct, weighted_mean
 from bert_jax.models.heads.config import TokenClassificationHead
 from bert_jax.tasks.base import (
     UNLABELED,
-    HeadOutputs,
+    FeatureOptions,
     Json,
     KindDescription,
     ModelInput,
+    SequenceOutputs,
     TaskKind,
     as_dicts,
     excerpt,
 )
+from bert_jax.tasks.hugging_face import label_maps
+from bert_jax.tasks.losses import (
+    HeadOutputs,
+    HeadSpec,
+    Metrics,
+    apply_class_weights,
+    weighted_cross_entropy,
+)
 from bert_jax.tasks.metrics import ner_metrics
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
-from bert_jax.tasks.windowed_features import tagged_word_features
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.word_offsets import word_offsets
 
 TagLists = list[list[str]]
+
+
+def word_weights(batch: Batch) -> jax.Array:
+    """Returns float32 [B, L]: 1 at the first token of each word, 0 elsewhere and in padding."""
+    return batch["token_label_weights"] * batch["example_weights"][:, None]
+
+
+def token_classification_loss(
+    outputs: HeadOutputs, batch: Batch, class_weights: Sequence[float], label_smoothing: float
+) -> tuple[WeightedMean, Metrics]:
+    """Computes the cross-entropy of `token_labels` over the first token of each word.
+
+    Words have equal weights; `accuracy` counts words.
+    """
+    logits_BLC, labels, weights = outputs["logits"], batch["token_labels"], word_weights(batch)
+    loss = weighted_cross_entropy(logits_BLC, labels, weights, class_weights, label_smoothing)
+    return loss, {"loss": loss, "accuracy": weighted_mean(is_correct(logits_BLC, labels), weights)}
 
 
 class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
@@ -36,13 +69,23 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
 
     name = "token_classification"
     head_type = TokenClassificationHead
+    spec = HeadSpec(
+        label_fields=TOKEN_LABEL_FIELDS,
+        features_field="encoder_features",
+        label_weights=lambda batch, class_weights: apply_class_weights(
+            word_weights(batch), batch["token_labels"], class_weights
+        ),
+        compute_loss=token_classification_loss,
+    )
+    hugging_face_class = "ForTokenClassification"
+    peft_task_type = "TOKEN_CLS"
+    peft_saved_modules = ("classifier", "score")
     description = KindDescription(
         expected_input="one text, or its words",
         text_names=("text",),
         class_table="Entities by type",
         error_loss="wrong entities",
         pipeline_tag="token-classification",
-        auto_class="AutoModelForTokenClassification",
         head_output="one label for each word, at its first token",
         result="entities with their positions",
         example_arguments='"A text."',
@@ -63,16 +106,58 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         """Returns a head with one output for each tag."""
         return TokenClassificationHead(labels=labels)
 
+    def head_to_hugging_face(self, head: TokenClassificationHead) -> Json:
+        """Returns the labels."""
+        return label_maps(head.labels)
+
     def make_features(
         self,
         examples: Sequence[TaggedExample],
         labels: Sequence[str],
         tokenizer: Tokenizer,
-        max_length: int,
-        window_overlap: int,
+        options: FeatureOptions,
     ) -> Features:
         """Tokenizes words; each word is predicted in the window that gives it most context."""
-        return tagged_word_features(examples, labels, tokenizer, max_length, window_overlap)
+        max_length = options.max_length
+        label_to_id = make_label_lookup(labels)
+        tokens_by_word = _tokenize_words(examples, tokenizer)
+        window_length = max_length - tokenizer.template.num_single_special_tokens
+        window_overlap = min(options.window_overlap, window_length // 2)
+        features, example_indices = Features(), []
+        token_labels: list[np.ndarray] = []
+        token_label_weights: list[np.ndarray] = []
+        for example_index, example in enumerate(examples):
+            words = [tokens_by_word[word] for word in example.words]
+            ids = np.concatenate([*words, np.zeros(0, np.int32)])
+            word_of_token = np.repeat(np.arange(len(words)), [len(word) for word in words])
+            is_first_token = np.diff(word_of_token, prepend=-1) != 0
+            tag_ids = [label_to_id(tag, example.id) for tag in example.tags or ()]
+            starts = window_starts(len(ids), window_length, window_overlap)
+            max_context_masks = max_context(len(ids), window_length, starts)
+            for start, is_max_context in zip(starts, max_context_masks, strict=True):
+                window = slice(start, start + window_length)
+                input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
+                    ids[window], None, tokenizer, max_length
+                )
+                word_ids = np.full(len(input_ids), -1, np.int32)
+                word_ids[1:-1] = np.where(
+                    is_first_token[window] & is_max_context, word_of_token[window], -1
+                )
+                features.input_ids.append(input_ids)
+                features.token_type_ids.append(token_type_ids)
+                features.word_ids.append(word_ids)
+                example_indices.append(example_index)
+                # The word id -1 selects the 0 that is appended to the tag ids.
+                label_ids = np.array([*tag_ids, 0], np.int32)[word_ids] if tag_ids else word_ids
+                token_labels.append(np.where(word_ids >= 0, label_ids, 0))
+                token_label_weights.append((word_ids >= 0).astype(np.float32))
+        features.example_index = np.array(example_indices, np.int64)
+        if all_labeled(examples):
+            features.targets = {
+                "token_labels": token_labels,
+                "token_label_weights": token_label_weights,
+            }
+        return features
 
     def get_references(self, examples: Sequence[TaggedExample], labels: Sequence[str]) -> TagLists:
         """Returns the tags of each sentence."""
@@ -82,7 +167,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         self,
         examples: Sequence[TaggedExample],
         features: Features,
-        outputs: HeadOutputs,
+        outputs: SequenceOutputs,
         labels: Sequence[str],
         *,
         allow_no_answer: bool = False,
@@ -98,7 +183,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         self,
         examples: Sequence[TaggedExample],
         features: Features,
-        outputs: HeadOutputs,
+        outputs: SequenceOutputs,
         labels: Sequence[str],
     ) -> list[np.ndarray]:
         """Returns the logits of the words of each example, float32 [words, C]."""
@@ -269,3 +354,15 @@ def _to_character_offsets(
 ) -> Json:
     start, end = offsets[entity["start"]][0], offsets[entity["end"] - 1][1]
     return {**entity, "start": start, "end": end, "text": text[start:end]}
+
+
+def _tokenize_words(
+    examples: Sequence[TaggedExample], tokenizer: Tokenizer
+) -> dict[str, np.ndarray]:
+    """Returns the token ids of each word, at least one."""
+    words = list(dict.fromkeys(word for example in examples for word in example.words))
+    # Byte-level BPE encodes a word within a text with the space before it.
+    space = " " if tokenizer.kind == "bpe" else ""
+    unknown = np.array([tokenizer.unk_id], np.int32)
+    encoded = tokenizer.encode_ids([space + word for word in words])
+    return {w: ids if len(ids) else unknown for w, ids in zip(words, encoded, strict=True)}

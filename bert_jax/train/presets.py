@@ -37,7 +37,8 @@ from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
 from bert_jax.errors import UserError, check_range
 from bert_jax.pretrained.initial import tokenizer_folder
-from bert_jax.tasks import head_for_data, kind_of, make_head, training_features
+from bert_jax.tasks.features import training_features
+from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.train.sources.multi_task import MEAN_METRIC
 from bert_jax.train.starting_model import load_starting_model, load_student
 

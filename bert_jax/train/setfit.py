@@ -26,7 +26,7 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.sentence_model import load_sentence_model
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import format_metrics
-from bert_jax.tasks import text_examples
+from bert_jax.tasks.features import text_examples
 from bert_jax.tasks.metrics.text_baselines import fit_logistic_regression
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.run import run

@@ -13,7 +13,7 @@ from bert_jax.config.objectives import Pretraining
 from bert_jax.data.corpus.manifest import CorpusCounts, Manifest, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.export.export import export, sample_batch
-from bert_jax.interop import huggingface, huggingface_heads
+from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import to_hf_config
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -27,6 +27,7 @@ from bert_jax.models.model import run_forward
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.tasks.classification import SequenceClassification
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_export_with_another_head_is_rejected(tmp_path, monkeypatch, damage):
         monkeypatch.setattr(huggingface, "write_weights", turned)
         message = "not written: its outputs of the head differ by"
     else:
-        monkeypatch.setattr(huggingface_heads, "head_to_config", lambda head: {})
+        monkeypatch.setattr(SequenceClassification, "head_to_hugging_face", lambda self, head: {})
         message = "describes another head: .*LABEL_0"
     with pytest.raises(UserError, match=message):
         export(model, tmp_path / "exported")

@@ -1,6 +1,6 @@
 """Compares the pretraining losses with float64 NumPy.
 
-Covers bert_jax/objectives/pretraining.py, causal_lm.py and weighted_mean.py.
+Covers bert_jax/objectives/pretraining.py, causal_lm.py and bert_jax/losses.py.
 """
 
 import dataclasses

@@ -22,10 +22,10 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives import fine_tuning_heads
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
+from bert_jax.tasks.registry import head_spec
 from tests.helpers.torch_parity import (
     HEADS,
     jax_head_outputs,
@@ -180,10 +180,9 @@ def test_class_weights_and_label_smoothing(kind, weights, smoothing):
     logits: Any = np.random.default_rng(5).normal(0, 3, shape).astype(np.float32)
     if kind == "sequence":
         labels = np.where(batch["example_weights"] > 0, batch["labels"], -100)
-        loss, _ = fine_tuning_heads.classification(logits, batch, weights, smoothing)
     else:
         labels = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
-        loss, _ = fine_tuning_heads.token_classification(logits, batch, weights, smoothing)
+    loss, _ = head_spec(head).compute_loss({"logits": logits}, batch, weights, smoothing)
     criterion = torch.nn.CrossEntropyLoss(
         weight=torch.tensor(weights, dtype=torch.float64) if weights else None,
         label_smoothing=smoothing,

@@ -17,7 +17,7 @@ import pytest
 from bert_jax.config.labeled_data import Conll, Glue, Snli, Squad, Swag, TaskConfig
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.tasks import make_features
+from bert_jax.tasks.features import make_features
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -2,7 +2,7 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.predict.files import group_arguments, read_inputs
-from bert_jax.tasks import kind_named
+from bert_jax.tasks.registry import kind_named
 
 CLASSIFICATION, QUESTIONS, CHOICES = (
     kind_named(name) for name in ("classification", "question_answering", "multiple_choice")

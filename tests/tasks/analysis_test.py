@@ -18,7 +18,6 @@ from bert_jax.data.finetuning.example import (
     Task,
     TextExample,
 )
-from bert_jax.tasks import compute_metrics, kind_named, kind_of
 from bert_jax.tasks.analysis import (
     MAX_ERRORS,
     analyze,
@@ -30,6 +29,7 @@ from bert_jax.tasks.analysis import (
 )
 from bert_jax.tasks.base import MAX_SHOWN_CHARACTERS, excerpt
 from bert_jax.tasks.metrics.squad_decoding import Candidate, PredictedAnswer
+from bert_jax.tasks.registry import compute_metrics, kind_named, kind_of
 from bert_jax.tasks.regression import MAX_SCATTER_POINTS
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer

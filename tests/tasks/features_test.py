@@ -19,7 +19,7 @@ from bert_jax.data.finetuning.example import (
 )
 from bert_jax.data.finetuning.features import Features, build_inputs_with_special_tokens
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.tasks import make_features
+from bert_jax.tasks.features import make_features
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog", "ran", "##s", "who", "?", ".")
 

@@ -22,7 +22,8 @@ from bert_jax.config.labeled_data import (
 from bert_jax.data.finetuning.example import TaggedExample, Task, TextExample
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.errors import ConfigError
-from bert_jax.tasks import kind_of, make_features
+from bert_jax.tasks.features import make_features
+from bert_jax.tasks.registry import kind_of
 
 WORDS = tuple("abcdefghijklmnop")
 LONG = "a b c d e f g h i j"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks import kind_named
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.squad_decoding import Candidate, PredictedAnswer
 from bert_jax.tasks.question_answering import question_scores
+from bert_jax.tasks.registry import kind_named
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 

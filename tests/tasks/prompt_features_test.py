@@ -31,8 +31,8 @@ from bert_jax.data.finetuning.glue_prompts import (
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.tasks import make_features, training_features
 from bert_jax.tasks.classification import SequenceClassification
+from bert_jax.tasks.features import make_features, training_features
 from bert_jax.tasks.prompt_features import find_label_tokens, make_prompt_features
 from bert_jax.text.load_tokenizer import load_tokenizer
 

@@ -28,7 +28,7 @@ from bert_jax.config.labeled_data import (
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
-from bert_jax.tasks import make_features
+from bert_jax.tasks.features import make_features
 from bert_jax.tasks.seqio_tasks import register_labeled_task, register_mixture
 from bert_jax.text.load_tokenizer import load_tokenizer
 

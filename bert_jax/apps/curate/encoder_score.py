@@ -10,10 +10,11 @@ from pathlib import Path
 
 from bert_jax.apps.curate.signals import TextView
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.models.heads.config import RegressionHead, SequenceClassificationHead
+from bert_jax.models.heads.config import class_labels
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.tasks.registry import kind_of_head
 
 _ROUNDED_DIGITS = 4
 
@@ -70,15 +71,16 @@ class EncoderScore:
 
     def _check_task(self, model: LoadedModel) -> None:
         head = model.head
-        if isinstance(head, RegressionHead):
+        if head is not None and kind_of_head(head).output_field == "value":
             if self.label is not None:
                 raise ConfigError(f"{self.model}: a regression has no labels; leave label out")
-        elif not isinstance(head, SequenceClassificationHead):
+        elif head is None or head.scope != "sequence" or not class_labels(head):
             found = "no head" if head is None else f"a {type(head).__name__}"
             raise ConfigError(f"{self.model}: {found}; expected classification or regression")
-        elif self.label not in head.labels:
+        elif self.label not in class_labels(head):
             raise ConfigError(
-                f"{self.model}: label is {self.label!r}, expected one of {', '.join(head.labels)}"
+                f"{self.model}: label is {self.label!r}, expected one of "
+                f"{', '.join(class_labels(head))}"
             )
 
 

@@ -18,9 +18,7 @@ from bert_jax.apps.serve.services.task import TaskService, make_task_engine
 from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, shipped_network
 from bert_jax.models.heads.config import (
-    QuestionAnsweringHead,
     TaskHead,
-    TokenClassificationHead,
 )
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.predict.batching import require_tokenizer
@@ -90,9 +88,9 @@ class ServedModel:
             "id2label": {str(i): label for i, label in enumerate(self.task.labels)},
             "label2id": {label: i for i, label in enumerate(self.task.labels)},
         }
-        if isinstance(self.task.head, TokenClassificationHead):
+        if self.task.head.scope == "tokens":
             return {"token_classification": labels}
-        if isinstance(self.task.head, QuestionAnsweringHead):
+        if self.task.head.scope == "span":
             return {"question_answering": {}}
         return {"reranker" if self.task.has_one_output else "classifier": labels}
 
@@ -104,10 +102,10 @@ class ServedModel:
 
 
 def _abilities_of(head: TaskHead, has_one_output: bool) -> list[Ability]:
-    match head:
-        case TokenClassificationHead():
+    match head.scope:
+        case "tokens":
             return ["tag"]
-        case QuestionAnsweringHead():
+        case "span":
             return ["answer"]
         case _:
             return ["predict", "rerank"] if has_one_output else ["predict"]

@@ -21,10 +21,10 @@ from bert_jax.export.onnx.write import FOLDER, MODEL, QUANTIZED, OnnxPrecision
 from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, Output, shipped_network
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import QuestionAnsweringHead, RankingHead, RegressionHead
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
+from bert_jax.tasks.registry import head_spec
 
 
 class OnnxBackend:
@@ -152,12 +152,11 @@ def _to_served(output: Output, outputs: Arrays, batch: Arrays, vocab_size: int) 
             return {"embedding": mean, "token_embeddings": hidden}
         case MaskedLMLogits():
             return _top_tokens(outputs["logits"], batch[MASK_POSITIONS], vocab_size)
-        case RegressionHead() | RankingHead():
-            return {"values": outputs["logits"][:, 0]}
-        case QuestionAnsweringHead():
-            return {name: outputs[name] for name in ("start_logits", "end_logits")}
-        case _:
-            return {"logits": outputs["logits"]}
+        case head:
+            names = head_spec(head).output_names
+            if names == ("values",):
+                return {"values": outputs["logits"][:, 0]}
+            return {name: outputs[name] for name in names}
 
 
 def _top_tokens(logits_BLV: np.ndarray, positions_BM: np.ndarray, vocab_size: int) -> Arrays:

@@ -44,8 +44,8 @@ from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import run_folder
-from bert_jax.tasks import compute_metrics
 from bert_jax.tasks.metrics.text_baselines import logistic_regression, nearest_class_mean
+from bert_jax.tasks.registry import compute_metrics
 from bert_jax.tasks.text_similarity import add_text_vectors, read_text_vectors, vector_text
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.setfit import SetFitConfig, train_setfit

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.data.finetuning.example import Task
 from bert_jax.errors import UserError
 from bert_jax.runs.run_folder import PREDICTIONS
-from bert_jax.tasks import kind_of
+from bert_jax.tasks.registry import kind_of
 
 
 def read_predictions(run: Path, split: str) -> list[dict[str, Any]]:

@@ -3,16 +3,8 @@
 import numpy as np
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, MAX_SPAN_TARGETS
-from bert_jax.models.heads.config import (
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
-    RankingHead,
-    RegressionHead,
-    SequenceClassificationHead,
-    TaskHead,
-    TokenClassificationHead,
-    window_encoder_of,
-)
+from bert_jax.models.heads.config import TaskHead, class_labels, window_encoder_of
+from bert_jax.tasks.registry import kind_of_head
 
 
 def pretraining_batch(
@@ -87,7 +79,7 @@ def fine_tuning_batch(
     windows = window_encoder_of(head)
     if windows is not None:
         num_choices = windows.num_windows
-    has_choices = isinstance(head, MultipleChoiceHead) or windows is not None
+    has_choices = head.scope == "choices" or windows is not None
     batch_shape = (batch_size, num_choices) if has_choices else (batch_size,)
     lengths = rng.integers(seq_length // 2, seq_length + 1, batch_shape)
     lengths[batch_size - num_padding_examples :] = 0
@@ -112,29 +104,29 @@ def fine_tuning_batch(
 def _random_labels(
     head: TaskHead, lengths: np.ndarray, seq_length: int, num_choices: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    batch_size = len(lengths)
-    match head:
-        case SequenceClassificationHead():
-            return {"labels": rng.integers(0, len(head.labels), batch_size, np.int32)}
-        case MultipleChoiceHead():
-            return {"labels": rng.integers(0, num_choices, batch_size, np.int32)}
-        case RegressionHead():
-            return {"label_values": rng.uniform(0, 5, batch_size).astype(np.float32)}
-        case RankingHead():
-            return {"label_values": rng.uniform(0, 1, batch_size).astype(np.float32)}
-        case TokenClassificationHead():
+    """Returns the label fields of the kind of task, each drawn from the values that it can have."""
+    batch_size, num_classes = len(lengths), len(class_labels(head)) or num_choices
+    match kind_of_head(head).spec.label_fields:
+        case ("labels",):
+            return {"labels": rng.integers(0, num_classes, batch_size, np.int32)}
+        case ("label_values",):
+            largest = 5 if kind_of_head(head).output_field == "value" else 1
+            return {"label_values": rng.uniform(0, largest, batch_size).astype(np.float32)}
+        case ("token_labels", "token_label_weights"):
             is_first_token = (rng.random((batch_size, seq_length)) < 0.6) & (
                 np.arange(seq_length) < lengths[:, None]
             )
-            tags = rng.integers(0, len(head.labels), (batch_size, seq_length))
+            tags = rng.integers(0, num_classes, (batch_size, seq_length))
             return {
                 "token_labels": np.where(is_first_token, tags, 0).astype(np.int32),
                 "token_label_weights": is_first_token.astype(np.float32),
             }
-        case QuestionAnsweringHead():
+        case ("start_positions", "end_positions"):
             starts = rng.integers(0, np.maximum(lengths, 1))
             ends = rng.integers(starts, np.maximum(lengths, 1))
             return {
                 "start_positions": starts.astype(np.int32),
                 "end_positions": ends.astype(np.int32),
             }
+        case fields:
+            raise NotImplementedError(f"random values of {fields}")

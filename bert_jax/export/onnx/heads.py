@@ -7,7 +7,7 @@ from bert_jax.export.onnx.encoder import encoder_states
 from bert_jax.export.onnx.graph import GraphBuilder
 from bert_jax.export.onnx.layers import activate, dense, layer_norm
 from bert_jax.export.onnx.sentence import first_token, mean_of_tokens, sentence_embedding
-from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, ShippedNetwork
+from bert_jax.export.outputs import SPAN_OUTPUTS, HiddenStates, MaskedLMLogits, ShippedNetwork
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
@@ -15,10 +15,8 @@ from bert_jax.models.heads.config import (
     LatePooling,
     LinearClassifier,
     MeanPooling,
-    MultipleChoiceHead,
     PoolerClassifier,
     PredictionHeadClassifier,
-    QuestionAnsweringHead,
     TaskHead,
     classifier_layers,
     head_param_name,
@@ -38,7 +36,7 @@ def build_graph(network: ShippedNetwork) -> onnx.ModelProto:
     """
     graph, config = GraphBuilder(paths.flatten(network.params)), network.config
     inputs: Values = {name: name for name in network.input_names}
-    if isinstance(network.output, MultipleChoiceHead):
+    if network.has_choices:
         inputs = {name: _without_choices(graph, name) for name in inputs}
     hidden = encoder_states(graph, config, inputs)
     outputs = _outputs(graph, network, hidden, inputs["attention_mask"])
@@ -68,12 +66,12 @@ def _outputs(
             return {"last_hidden_state": hidden, "sentence_embedding": vectors}
         case head:
             logits = _task_logits(graph, config, head, hidden, attention_mask)
-    if isinstance(head, QuestionAnsweringHead):
+    if head.scope == "span":
         return {
             name: graph.add("Gather", logits, graph.constant(index, np.int64), axis=2)
-            for index, name in enumerate(("start_logits", "end_logits"))
+            for index, name in enumerate(SPAN_OUTPUTS)
         }
-    if isinstance(head, MultipleChoiceHead):
+    if head.scope == "choices":
         shape = graph.add("Shape", "input_ids", start=0, end=2)
         return {"logits": graph.add("Reshape", logits, shape)}
     return {"logits": logits}

@@ -15,18 +15,13 @@ import numpy as np
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface_heads as heads
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import (
-    QuestionAnsweringHead,
-    RegressionHead,
-    SequenceClassificationHead,
-    TaskHead,
-    TokenClassificationHead,
-)
+from bert_jax.models.heads.config import TaskHead, class_labels
 from bert_jax.models.huggingface import format_of
+from bert_jax.tasks.hugging_face import label_maps
+from bert_jax.tasks.registry import HUGGING_FACE_CLASSES, KINDS, head_from_config, kind_of_head
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +33,12 @@ LORA, IA3, LN_TUNING = "LORA", "IA3", "LN_TUNING"
 PROMPT_TUNING, PREFIX_TUNING = "PROMPT_TUNING", "PREFIX_TUNING"
 PEFT_TYPES = (LORA, IA3, LN_TUNING, PROMPT_TUNING, PREFIX_TUNING)
 
-_SEQ_CLS, _TOKEN_CLS, _QUESTION_ANS = "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"
 _FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
 _TASK_TYPES = {
-    heads.SEQUENCE_CLASSIFICATION: _SEQ_CLS,
-    heads.TOKEN_CLASSIFICATION: _TOKEN_CLS,
-    heads.QUESTION_ANSWERING: _QUESTION_ANS,
+    kind.hugging_face_class: kind.peft_task_type for kind in KINDS if kind.peft_task_type
 }
-_SAVED_BY_DEFAULT: dict[str | None, tuple[str, ...]] = {
-    _SEQ_CLS: ("classifier", "score"),
-    _TOKEN_CLS: ("classifier", "score"),
-    _QUESTION_ANS: ("qa_outputs",),
-}
-"""The modules that peft adds to `modules_to_save`."""
+_SAVED_BY_DEFAULT = {kind.peft_task_type: kind.peft_saved_modules for kind in KINDS}
+"""The modules that peft adds to `modules_to_save`, by type of task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +134,7 @@ def _class_suffix(data: Mapping[str, Any], file: str) -> str | None:
             return suffix
     if task_type is None and isinstance(mapping, dict):
         class_name = str(mapping.get("base_model_class"))
-        for suffix in heads.CLASS_SUFFIXES:
+        for suffix in HUGGING_FACE_CLASSES:
             if class_name.endswith(suffix):
                 return suffix
         if class_name.endswith("Model"):
@@ -184,31 +172,17 @@ def read_head(config: AdapterConfig, num_outputs: int, base_head: TaskHead | Non
     suffix = config.class_suffix
     assert suffix is not None
     if config.head is not None:
-        if heads.class_suffix(config.head) != suffix:
+        if kind_of_head(config.head).hugging_face_class != suffix:
             raise UserError(
                 f"{config.file}: the task is that of a class {suffix}, but {BASE_FILE} has a "
                 f"{type(config.head).__name__}; export the adapter again"
             )
         return config.head
-    labels = getattr(base_head, "labels", ())
-    if len(labels) != num_outputs or heads.class_suffix(base_head) != suffix:  # type: ignore[arg-type]
-        labels = tuple(f"LABEL_{index}" for index in range(num_outputs))
-    return head_of_class(suffix, labels)
-
-
-def head_of_class(suffix: str, labels: tuple[str, ...]) -> TaskHead:
-    """Returns a head by the end of the name of Hugging Face's class; one label is a regression."""
-    match suffix:
-        case heads.SEQUENCE_CLASSIFICATION if len(labels) == 1:
-            return RegressionHead()
-        case heads.SEQUENCE_CLASSIFICATION:
-            return SequenceClassificationHead(labels=labels)
-        case heads.TOKEN_CLASSIFICATION:
-            return TokenClassificationHead(labels=labels)
-        case heads.QUESTION_ANSWERING:
-            return QuestionAnsweringHead()
-        case _:
-            return heads.MultipleChoiceHead()
+    fields: dict[str, Any] = {"num_labels": num_outputs}
+    if base_head is not None and kind_of_head(base_head).hugging_face_class == suffix:
+        labels = class_labels(base_head)
+        fields = label_maps(labels) if len(labels) == num_outputs else fields
+    return head_from_config(suffix, fields, config.file)
 
 
 def common_fields(adapter: PeftAdapter, config: EncoderConfig) -> dict[str, Any]:
@@ -217,7 +191,7 @@ def common_fields(adapter: PeftAdapter, config: EncoderConfig) -> dict[str, Any]
     if adapter.head is None:
         task_type = _FEATURE_EXTRACTION
     else:
-        suffix = heads.class_suffix(adapter.head)
+        suffix = kind_of_head(adapter.head).hugging_face_class
         task_type = _TASK_TYPES.get(suffix)
         if task_type is None:  # multiple choice, for which peft has no task type
             model_type = format_of(config).model_type(config)

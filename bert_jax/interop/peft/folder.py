@@ -33,6 +33,7 @@ from bert_jax.models.adapters.modules import group_adapter
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.params import paths
+from bert_jax.tasks.registry import head_from_config
 
 _PREFIX, _PROMPT_PREFIX = "base_model.model.", "base_model."
 """What the names of tensors start with; those of prompt and prefix tuning have no "model."."""
@@ -126,7 +127,7 @@ def read_adapter_folder(
             "formats, such as adapter_model.bin, are not supported: save it again with peft"
         )
     suffix = adapter_config.class_suffix
-    head = None if suffix is None else peft_config.head_of_class(suffix, ("LABEL_0", "LABEL_1"))
+    head = None if suffix is None else head_from_config(suffix, {}, adapter_config.file)
     names = ModuleNames(config, head)
     modules, saved_tensors = _split_tensors(read_weights(file), adapter_config, names, str(file))
     params = names.table.from_external(saved_tensors, str(file))

@@ -6,7 +6,7 @@ DistilBERT has names of its own for most fields and tensors.
 import functools
 
 from bert_jax.models.distilbert.config import DistilBertConfig
-from bert_jax.models.heads.config import TaskHead, TokenClassificationHead
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     BlockNames,
@@ -78,7 +78,7 @@ def _tables(*, token_classifier: bool) -> TyingTables:
 
 def names(config: DistilBertConfig, head: TaskHead | None) -> NameTable:
     """Returns the table of tensor names of a model with a task head, or without one."""
-    return _tables(token_classifier=isinstance(head, TokenClassificationHead)).names(config)
+    return _tables(token_classifier=head is not None and head.scope == "tokens").names(config)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> DistilBertConfig:

@@ -6,7 +6,7 @@ A discriminator (`ElectraForPreTraining`) and a generator (`ElectraForMaskedLM`)
 import functools
 
 from bert_jax.models.electra.config import ElectraConfig
-from bert_jax.models.heads.config import MultipleChoiceHead, TaskHead
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     HuggingFaceFormat,
@@ -62,7 +62,7 @@ def _tables(*, multiple_choice: bool) -> TyingTables:
 
 def names(config: ElectraConfig, head: TaskHead | None) -> NameTable:
     """Returns the table of tensor names of a model with a task head, or without one."""
-    return _tables(multiple_choice=isinstance(head, MultipleChoiceHead)).names(config)
+    return _tables(multiple_choice=head is not None and head.scope == "choices").names(config)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> ElectraConfig:

@@ -5,7 +5,7 @@ Imports no jax. The modules are in `heads/modules.py`.
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.heads.pretraining_config import (
@@ -21,6 +21,10 @@ LARGEST_NUM_LABELS = 2**20
 
 WINDOW_ENCODER = "window_encoder"
 """The name of the Transformer over windows in the parameters."""
+
+Scope = Literal["sequence", "choices", "tokens", "span"]
+"""What a head scores: a whole sequence, each choice of an example (a sequence of its own), every
+token, or every token as the start and the end of a span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,7 @@ class SequenceClassificationHead:
     With `label_tokens`, the pretrained masked-LM head scores label words at the mask of a prompt.
     """
 
+    scope: ClassVar[Scope] = "sequence"
     labels: tuple[str, ...]  # label i is class i
     window_encoder: WindowEncoder | None = None  # None: a text is one sequence
     label_tokens: LabelTokens | None = None  # None: a new classifier is trained
@@ -77,6 +82,7 @@ class SequenceClassificationHead:
 class RegressionHead:
     """Predicts one number for a text or a pair of texts."""
 
+    scope: ClassVar[Scope] = "sequence"
     window_encoder: WindowEncoder | None = None  # None: a text is one sequence
 
 
@@ -97,6 +103,7 @@ class RankingHead:
     It has one output, trained with binary cross-entropy on labels from 0 to 1.
     """
 
+    scope: ClassVar[Scope] = "sequence"
     activation: Sigmoid | Identity = Sigmoid()
     window_encoder: WindowEncoder | None = None  # None: a pair is one sequence
 
@@ -105,6 +112,7 @@ class RankingHead:
 class TokenClassificationHead:
     """Predicts one of C labels for every token: dropout, linear."""
 
+    scope: ClassVar[Scope] = "tokens"
     labels: tuple[str, ...]  # label i is class i
 
     def __post_init__(self) -> None:
@@ -115,10 +123,14 @@ class TokenClassificationHead:
 class QuestionAnsweringHead:
     """Predicts the span of an answer: a start and an end score for every token, linear."""
 
+    scope: ClassVar[Scope] = "span"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceHead:
     """Predicts one of A texts, each of which gets a score of its own."""
+
+    scope: ClassVar[Scope] = "choices"
 
 
 TaskHead = (
@@ -218,50 +230,45 @@ class FamilyClassifiers(Protocol):
 
 def head_param_name(head: TaskHead) -> str:
     """Returns the name of a head in the parameters, as in "classifier/kernel"."""
-    return "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
+    return "span" if head.scope == "span" else "classifier"
 
 
 def window_encoder_of(head: TaskHead) -> WindowEncoder | None:
     """Returns the config of the Transformer over windows, or None for a head without one."""
-    match head:
-        case SequenceClassificationHead() | RegressionHead() | RankingHead():
-            return head.window_encoder
-        case _:
-            return None
+    return getattr(head, "window_encoder", None)
+
+
+def class_labels(head: TaskHead) -> tuple[str, ...]:
+    """Returns the class names of a head; () for a head without named classes."""
+    return getattr(head, "labels", ())
 
 
 def label_tokens_of(head: TaskHead | None) -> LabelTokens | None:
     """Returns the label tokens of a head that scores label words at a mask; None for others."""
-    return head.label_tokens if isinstance(head, SequenceClassificationHead) else None
+    return getattr(head, "label_tokens", None)
 
 
 def num_outputs(head: TaskHead) -> int:
     """Returns the number of outputs of a head's last linear layer."""
-    match head:
-        case SequenceClassificationHead() | TokenClassificationHead():
-            return len(head.labels)
-        case QuestionAnsweringHead():
-            return 2
-        case RegressionHead() | RankingHead() | MultipleChoiceHead():
-            return 1
+    return len(class_labels(head)) or (2 if head.scope == "span" else 1)
 
 
 def classifier_layers(
     head: TaskHead, family: FamilyClassifiers
 ) -> SequenceClassifier | TokenClassifier:
     """Returns the layers of a task head in a family."""
-    match head:
-        case SequenceClassificationHead() | RegressionHead() | RankingHead():
+    match head.scope:
+        case "sequence":
             return family.sequence_classifier
-        case MultipleChoiceHead():
+        case "choices":
             return family.multiple_choice_classifier
-        case TokenClassificationHead() | QuestionAnsweringHead():
+        case "tokens" | "span":
             return family.token_classifier
 
 
 def reads_one_vector(head: TaskHead) -> bool:
     """Returns whether a head reads one vector of a sequence, or the states of all tokens."""
-    return not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
+    return head.scope in ("sequence", "choices")
 
 
 def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from bert_jax.models.heads.config import (
     PoolerClassifier,
     Pooling,
     PredictionHeadClassifier,
-    QuestionAnsweringHead,
     TaskHead,
     classifier_layers,
     num_outputs,
@@ -135,7 +134,7 @@ class DenseClassifierModule(nnx.Module):
 
 def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the module of a task head, without the parts that it shares with other heads."""
-    if isinstance(head, QuestionAnsweringHead) and config.span_classifier == FeedForwardSpan():
+    if head.scope == "span" and config.span_classifier == FeedForwardSpan():
         return FeedForwardSpanModule(config, head, rngs)
     match classifier_layers(head, config):
         case DenseClassifier() as classifier:

@@ -7,11 +7,6 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
-    RankingHead,
-    RegressionHead,
-    SequenceClassificationHead,
     SequenceClassifier,
     TaskHead,
 )
@@ -123,12 +118,12 @@ class LongformerConfig(TransformerConfig):
 
     def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
         """Returns the tokens that Hugging Face's classes give global attention for each task."""
-        match head:
-            case SequenceClassificationHead() | RegressionHead() | RankingHead():
+        match head and head.scope:
+            case "sequence":
                 return GlobalFirstToken()
-            case QuestionAnsweringHead():
+            case "span":
                 return GlobalBeforeSeparator(sep_token_id=self.sep_token_id)
-            case MultipleChoiceHead():
+            case "choices":
                 return GlobalAfterSeparator(sep_token_id=self.sep_token_id)
             case _:
                 return None

@@ -27,10 +27,10 @@ from bert_jax.objectives.distillation.losses import (
     task_soft_target_loss,
 )
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.objectives.fine_tuning_heads import HeadOutputs
 from bert_jax.objectives.pretraining import Metrics, PretrainingObjective
 from bert_jax.params.functional import Params
 from bert_jax.params.paths import TEACHER
+from bert_jax.tasks.losses import HeadOutputs
 
 
 class PretrainingDistillationObjective(PretrainingObjective):

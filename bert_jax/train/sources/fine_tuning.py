@@ -31,8 +31,8 @@ from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.runs.training_data import examples_fingerprint
-from bert_jax.tasks import make_features, text_examples, training_features
 from bert_jax.tasks.analysis import analyze, describe_task, format_groups, metrics_by_group
+from bert_jax.tasks.features import make_features, text_examples, training_features
 from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,

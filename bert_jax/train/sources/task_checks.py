@@ -17,7 +17,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
 from bert_jax.models.layers.global_attention import count_global_tokens
-from bert_jax.tasks import head_for_data
+from bert_jax.tasks.registry import head_for_data
 from bert_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from bert_jax.data.finetuning.loader import Batch, evaluation_batches, gather_ou
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params.functional import Params
-from bert_jax.tasks import compute_metrics, kind_of
+from bert_jax.tasks.registry import compute_metrics, kind_of
 
 
 class SplitResult(NamedTuple):

@@ -28,7 +28,7 @@ from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.pretrained import initial
-from bert_jax.tasks import compute_metrics, kind_of
+from bert_jax.tasks.registry import compute_metrics, kind_of
 from tests.helpers.contamination import write_item_rows
 
 

@@ -14,12 +14,7 @@ from bert_jax.config.labeled_data import HeadTruncation
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import (
     Identity,
-    QuestionAnsweringHead,
-    RankingHead,
-    RegressionHead,
-    SequenceClassificationHead,
     TaskHead,
-    TokenClassificationHead,
     task_parts,
     window_encoder_of,
 )
@@ -30,16 +25,9 @@ from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.metrics.ner_metrics import entity_spans
+from bert_jax.tasks.registry import head_spec
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text.word_offsets import word_offsets
-
-_OUTPUTS: dict[type[Any], tuple[str, ...]] = {
-    SequenceClassificationHead: ("logits",),
-    RegressionHead: ("values",),
-    RankingHead: ("values",),
-    TokenClassificationHead: ("logits",),
-    QuestionAnsweringHead: ("start_logits", "end_logits"),
-}
 
 
 def outputs_of(head: TaskHead, path: str) -> tuple[str, ...]:
@@ -48,13 +36,13 @@ def outputs_of(head: TaskHead, path: str) -> tuple[str, ...]:
     Raises:
       UserError: the server has no route for such a head.
     """
-    if type(head) not in _OUTPUTS or window_encoder_of(head) is not None:
+    if head.scope == "choices" or window_encoder_of(head) is not None:
         found = "a hierarchical head" if window_encoder_of(head) else type(head).__name__
         raise UserError(
             f"{path} has {found}, which the server does not support; expected a model that "
             "classifies, tags, answers questions or predicts numbers; use bert-jax predict"
         )
-    return _OUTPUTS[type(head)]
+    return head_spec(head).output_names
 
 
 def make_task_engine(
@@ -124,9 +112,7 @@ class TaskService:
     @property
     def has_one_output(self) -> bool:
         """Returns whether the model gives one number for a text or a pair, as rerankers do."""
-        return isinstance(self.head, RegressionHead | RankingHead) or (
-            isinstance(self.head, SequenceClassificationHead) and len(self.labels) == 1
-        )
+        return self.kind.output_field is not None
 
     @property
     def is_number(self) -> bool:
@@ -134,9 +120,8 @@ class TaskService:
 
         That is so for regression, and for a cross-encoder that was trained without a sigmoid.
         """
-        return isinstance(self.head, RegressionHead) or (
-            isinstance(self.head, RankingHead) and isinstance(self.head.activation, Identity)
-        )
+        is_identity = getattr(self.head, "activation", None) == Identity()
+        return self.kind.output_field == "value" or is_identity
 
     def predict(
         self,

@@ -1,4 +1,4 @@
-"""Covers bert_jax/interop/huggingface_heads.py: task heads in config.json, both ways."""
+"""Covers bert_jax/tasks/hugging_face.py: task heads in config.json, both ways."""
 
 import json
 from pathlib import Path

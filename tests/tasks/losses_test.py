@@ -1,4 +1,4 @@
-"""Compares the losses of bert_jax/objectives/fine_tuning_heads.py with float64 NumPy."""
+"""Compares the losses of bert_jax/tasks/losses.py and of each kind of task with float64 NumPy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,12 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives import fine_tuning_heads
+from bert_jax.tasks.losses import classification_loss
+from bert_jax.tasks.question_answering import span_loss
+from bert_jax.tasks.ranking import ranking_loss
+from bert_jax.tasks.registry import head_spec
+from bert_jax.tasks.regression import regression_loss
+from bert_jax.tasks.token_classification import token_classification_loss
 
 SIZES = {"batch_size": 7, "seq_length": 12, "vocab_size": 30, "num_padding_examples": 2}
 LABELS = ("a", "b", "c", "d")
@@ -51,8 +56,8 @@ def reference(logits, labels, weights, class_weights=None, smoothing=0.0):
 def test_classification_loss(class_weights, smoothing):
     raw, batch = make(SequenceClassificationHead(labels=LABELS))
     logits = scores(7, 4)
-    loss, metrics = fine_tuning_heads.classification(
-        jnp.asarray(logits, jnp.float32), batch, class_weights, smoothing
+    loss, metrics = classification_loss(
+        {"logits": jnp.asarray(logits, jnp.float32)}, batch, class_weights, smoothing
     )
     labels, weights = raw["labels"], raw["example_weights"]
     total, norm = reference(logits, labels, weights, class_weights or None, smoothing)
@@ -67,7 +72,7 @@ def test_classification_loss(class_weights, smoothing):
 def test_multiple_choice_has_one_class_per_choice():
     raw, batch = make(MultipleChoiceHead())
     logits = scores(7, 3)
-    loss, _ = fine_tuning_heads.classification(jnp.asarray(logits, jnp.float32), batch)
+    loss, _ = classification_loss({"logits": jnp.asarray(logits, jnp.float32)}, batch)
     total, norm = reference(logits, raw["labels"], raw["example_weights"])
     assert float(loss.total) == pytest.approx(total, rel=1e-6)
     assert float(loss.weight) == norm == 5
@@ -79,8 +84,8 @@ def test_token_classification_counts_first_tokens_of_words(class_weights):
     batch["token_label_weights"] = jnp.ones((7, 12), jnp.float32).at[:, ::3].set(0.0)
     weights = np.asarray(batch["token_label_weights"]) * raw["example_weights"][:, None]
     logits = scores(7, 12, 4)
-    loss, metrics = fine_tuning_heads.token_classification(
-        jnp.asarray(logits, jnp.float32), batch, class_weights, 0.1
+    loss, metrics = token_classification_loss(
+        {"logits": jnp.asarray(logits, jnp.float32)}, batch, class_weights, 0.1
     )
     labels = raw["token_labels"]
     total, norm = reference(logits, labels, weights, class_weights or None, 0.1)
@@ -96,9 +101,11 @@ def test_span_loss_is_the_mean_of_start_and_end():
     starts, ends = scores(7, 12), scores(7, 12)[::-1]
     # One example is made correct: at random there may be none.
     starts[1, raw["start_positions"][1]] = ends[1, raw["end_positions"][1]] = 20.0
-    loss, metrics = fine_tuning_heads.span_extraction(
-        jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32), batch
-    )
+    outputs = {
+        "start_logits": jnp.asarray(starts, jnp.float32),
+        "end_logits": jnp.asarray(ends, jnp.float32),
+    }
+    loss, metrics = span_loss(outputs, batch, (), 0.0)
     weights = raw["example_weights"]
     both = [reference(starts, raw["start_positions"], weights)]
     both += [reference(ends, raw["end_positions"], weights)]
@@ -114,7 +121,7 @@ def test_span_loss_is_the_mean_of_start_and_end():
 def test_ranking_loss_is_the_binary_cross_entropy():
     raw, batch = make(RankingHead())
     logits, labels = scores(7), raw["label_values"]
-    spec = fine_tuning_heads.head_spec(RankingHead())
+    spec = head_spec(RankingHead())
     outputs = spec.make_outputs(jnp.asarray(logits, jnp.float32)[:, None], batch)
     loss, metrics = spec.compute_loss(outputs, batch, (), 0.0)
     probabilities = 1 / (1 + np.exp(-logits))
@@ -124,14 +131,14 @@ def test_ranking_loss_is_the_binary_cross_entropy():
     assert float(loss.weight) == 5
     correct = ((logits > 0) == (labels >= 0.5)) * weights
     assert float(metrics["accuracy"].total) == correct.sum()
-    large, _ = fine_tuning_heads.ranking(jnp.full(7, -200.0), batch)
+    large, _ = ranking_loss({"values": jnp.full(7, -200.0)}, batch, (), 0.0)
     assert float(large.total) == pytest.approx(200 * (labels * weights).sum(), rel=1e-5)
 
 
 def test_regression_loss_is_the_squared_error():
     raw, batch = make(RegressionHead())
     values = scores(7)
-    loss, metrics = fine_tuning_heads.regression(jnp.asarray(values, jnp.float32), batch)
+    loss, metrics = regression_loss({"values": jnp.asarray(values, jnp.float32)}, batch, (), 0.0)
     squares = (values - raw["label_values"]) ** 2 * raw["example_weights"]
     assert float(loss.total) == pytest.approx(squares.sum(), rel=1e-6)
     assert float(loss.weight) == 5
