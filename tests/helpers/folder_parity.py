@@ -179,6 +179,42 @@ def check_outputs(
     np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE, err_msg="logits")
 
 
+def check_texts(loaded: LoadedModel, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarray]:
+    """Checks that two texts, and their pair, have the tokens of transformers; returns a batch."""
+    assert loaded.tokenizer is not None
+    expected = tokenizer(texts, return_tensors="np", padding=True)
+    found = loaded.tokenize(texts)
+    for name in ("input_ids", "attention_mask"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    pair = loaded.tokenizer.build_inputs_with_special_tokens(*map(loaded.tokenizer.encode, texts))
+    assert pair.tolist() == tokenizer(*texts)["input_ids"]
+    return found
+
+
+def check_states(model: Any, loaded: LoadedModel, batch: Any) -> None:
+    """Compares the last hidden states of a batch of texts at real tokens."""
+    fields = {
+        name: torch.from_numpy(batch[name]).long() for name in ("input_ids", "attention_mask")
+    }
+    with torch.no_grad():
+        expected = model(**fields).last_hidden_state.numpy()
+    real = batch["attention_mask"] > 0
+    found = run_forward(loaded.params, loaded.config, batch)["hidden_states"][-1]
+    np.testing.assert_allclose(found[real], expected[real], rtol=0, atol=TOLERANCE)
+
+
+def check_exported_texts(model: Any, tokenizer: Any, folder: Path, texts: list[str]) -> None:
+    """Checks that an exported model computes the same from what its tokenizer returns."""
+    exported = transformers.AutoTokenizer.from_pretrained(folder)
+    assert type(exported) is type(tokenizer)
+    assert exported(*texts)["input_ids"] == tokenizer(*texts)["input_ids"]
+    reopened = load_exported(transformers.AutoModel, folder).eval()
+    with torch.no_grad():
+        states = reopened(**exported(texts, return_tensors="pt", padding=True)).last_hidden_state
+        original = model(**tokenizer(texts, return_tensors="pt", padding=True)).last_hidden_state
+    assert torch.equal(states, original)
+
+
 def torch_forward(model: Any, batch: Any, prefix: str = "") -> dict[str, Any]:
     """Returns the hidden states, and the logits by PyTorch's names, as NumPy arrays."""
     accepted = inspect.signature(model.forward).parameters

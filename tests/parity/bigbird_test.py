@@ -3,6 +3,7 @@
 Every parameter is random, biases and norms too; batches are padded. Only real tokens are compared:
 the hidden states of padding have no meaning. Batches of 24 tokens have 12 blocks of 2 tokens, which
 is more than the 11 up to which attention is full.
+families_test.py has what all families are compared in.
 """
 
 import dataclasses
@@ -16,72 +17,29 @@ import pytest
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.export.export import export
-from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
 from bert_jax.models.heads.config import QuestionAnsweringHead
-from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.pretrained.load import load_model
-from tests.helpers.folder_parity import assert_same_tensors, check_folder, check_head_folder
+from tests.helpers.families import FAMILIES
+from tests.helpers.folder_parity import assert_same_tensors
 from tests.helpers.torch_parity import (
     jax_head_outputs,
     load_exported,
-    randomize_parameters,
     torch_head_outputs,
 )
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SMALL = BigBirdConfig(
-    vocab_size=103,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    intermediate_size=70,
-    positions=LearnedPositions(max_position_embeddings=128),
-    attention=BlockSparseWhenLong(block_size=2),
-)
-
-
-def torch_model(config: BigBirdConfig, name: str, **fields: Any) -> Any:
-    """Builds a model with random parameters; its config is written out, not exported."""
-    attention = config.attention
-    if isinstance(attention, FullAttention):
-        fields |= {"attention_type": "original_full"}
-    else:
-        fields |= {
-            "block_size": attention.block_size,
-            "num_random_blocks": attention.num_random_blocks,
-        }
-    hf_config = transformers.BigBirdConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-        attn_implementation="eager",
-        **fields,
-    )
-    return randomize_parameters(getattr(transformers, f"BigBird{name}")(hf_config), std=0.05)
+FAMILY = FAMILIES["bigbird"]
+SMALL, torch_model = FAMILY.small, FAMILY.torch_model
 
 
 def padded_batch(length: int) -> Any:
     return pretraining_batch(
         batch_size=3, seq_length=length, max_predictions_per_seq=4, vocab_size=103
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"), [("Model", ("pooler",)), ("ForMaskedLM", ("pooler", "masked_lm"))]
-)
-def test_pretrained_folders_both_ways(tmp_path, name, parts):
-    auto_class = getattr(transformers, "AutoModelForMaskedLM" if len(parts) > 1 else "AutoModel")
-    model = torch_model(SMALL, name)
-    check_folder(model, tmp_path, auto_class=auto_class, config=SMALL, parts=parts)
 
 
 def test_pretraining_heads_both_ways(tmp_path):
@@ -99,18 +57,6 @@ def test_pretraining_heads_both_ways(tmp_path):
     export(loaded, tmp_path / "exported")
     reopened = load_exported(transformers.AutoModelForPreTraining, tmp_path / "exported")
     assert_same_tensors(model, reopened)
-
-
-@pytest.mark.parametrize(
-    "head_name",
-    [
-        "sequence",
-        "choice",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("regression", "token")),
-    ],
-)
-def test_task_head_folders_both_ways(tmp_path, head_name):
-    check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
 @pytest.mark.parametrize("length", [pytest.param(12, marks=pytest.mark.slow), 22, 23, 101])
@@ -143,14 +89,6 @@ def test_question_answering_folders_both_ways(tmp_path):
     assert export(loaded, tmp_path / "exported") == 0.0
     auto_class = transformers.AutoModelForQuestionAnswering
     assert_same_tensors(model, load_exported(auto_class, tmp_path / "exported"))
-
-
-def test_model_with_full_attention(tmp_path):
-    config = dataclasses.replace(SMALL, attention=FullAttention())
-    model = torch_model(config, "ForMaskedLM")
-    auto = transformers.AutoModelForMaskedLM
-    parts = ("pooler", "masked_lm")
-    check_folder(model, tmp_path, auto_class=auto, config=config, parts=parts)
 
 
 def test_training_attends_to_the_random_blocks_of_each_layer_and_head(tmp_path):

@@ -1,6 +1,7 @@
 """Compares DeBERTa with Hugging Face's PyTorch classes in float32: outputs and folders.
 
 Every parameter is random, biases and norms too; batches are padded.
+families_test.py has what all families are compared in.
 """
 
 import dataclasses
@@ -16,93 +17,26 @@ from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.deberta_v2.config import DebertaV2Config
-from bert_jax.models.layers.config import GeluTanh, NoPositions
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.pretrained.load import load_model
 from bert_jax.text.load_tokenizer import load_tokenizer
+from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
-    check_folder,
-    check_head_folder,
-    check_head_outputs,
     check_outputs,
-    config_fields,
+    check_texts,
 )
 from tests.helpers.torch_parity import (
     HEADS,
-    each_head_of_family,
-    each_head_of_second_size,
     randomize_parameters,
 )
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-# 4 exact distances in each direction, and logarithmic buckets up to distance 40.
-SMALL = DebertaV2Config(
-    vocab_size=103,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    intermediate_size=70,
-    positions=NoPositions(max_position_embeddings=40),
-    position_buckets=8,
-    max_relative_positions=40,
-)
-MEDIUM = DebertaV2Config(
-    vocab_size=300,
-    hidden_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=512,
-    positions=NoPositions(max_position_embeddings=300),
-    position_buckets=64,
-    max_relative_positions=128,
-    hidden_act=GeluTanh(),
-    hidden_dropout_prob=0.2,
-)
-sizes = pytest.mark.parametrize(
-    "config, seq_length",
-    [(SMALL, 40), pytest.param(MEDIUM, 200, marks=pytest.mark.slow)],
-    ids=["small", "long"],
-)
-
-
-def torch_model(config: DebertaV2Config, name: str, **fields: Any) -> Any:
-    """Builds a model with random parameters; its config is written out, not exported."""
-    hf_config = transformers.DebertaV2Config(
-        **config_fields(config),
-        relative_attention=True,
-        share_att_key=True,
-        norm_rel_ebd="layer_norm",
-        pos_att_type="p2c|c2p",
-        position_biased_input=False,
-        position_buckets=config.position_buckets,
-        max_relative_positions=config.max_relative_positions,
-        **fields,
-    )
-    return randomize_parameters(getattr(transformers, f"DebertaV2{name}")(hf_config), std=0.1)
-
-
-@sizes
-@pytest.mark.parametrize("name, parts", [("Model", ()), ("ForMaskedLM", ("masked_lm",))])
-def test_pretrained_models(tmp_path, config, seq_length, name, parts):
-    auto = transformers.AutoModel if name == "Model" else transformers.AutoModelForMaskedLM
-    model = torch_model(config, name)
-    check_folder(
-        model, tmp_path, auto_class=auto, config=config, parts=parts, seq_length=seq_length
-    )
-
-
-@each_head_of_family
-def test_task_heads_and_their_folders(tmp_path, head_name):
-    check_head_folder(torch_model, SMALL, head_name, tmp_path)
-
-
-@each_head_of_second_size
-def test_task_heads_of_another_size(tmp_path, head_name):
-    check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, seq_length=96)
+FAMILY = FAMILIES["deberta_v2"]
+SMALL, torch_model = FAMILY.small, FAMILY.torch_model
 
 
 # Like the published table, it has more rows than the tokenizer has tokens.
@@ -281,12 +215,7 @@ def test_tokenizer_of_hugging_face_and_texts(tmp_path):
     assert loaded.config == config and loaded.tokenizer is not None
     assert loaded.tokenizer.mask_id == len(tokens) == tokenizer.mask_token_id
     texts = ["the [MASK] sat.", "a cat on the mat and the dog."]
-    expected = tokenizer(texts, return_tensors="np", padding=True)
-    found = loaded.tokenize(texts)
-    for name in ("input_ids", "attention_mask"):
-        np.testing.assert_array_equal(found[name], expected[name])
-    pair = loaded.tokenizer.build_inputs_with_special_tokens(*map(loaded.tokenizer.encode, texts))
-    assert pair.tolist() == tokenizer(*texts)["input_ids"]
+    check_texts(loaded, tokenizer, texts)
 
 
 def test_prefix_of_the_bare_encoder_is_not_that_of_the_head(tmp_path):

@@ -7,27 +7,30 @@ that the objective has.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.objectives import ReplacedTokens
-from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.electra.huggingface import HUGGING_FACE
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective, gumbel_noise
 from bert_jax.params import paths
-from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.train.step import make_train_step
-from tests.helpers.torch_parity import randomize_parameters
+from tests.helpers.families import FAMILIES
+from tests.helpers.torch_training import (
+    STEPS,
+    long_fields,
+    masked_lm_labels,
+    train_config,
+    train_jax,
+    train_torch,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-STEPS, WARMUP, PEAK, CLIP = 20, 5, 5e-4, 1.0
 MODEL = ElectraConfig(
     vocab_size=300,
     embedding_size=48,
@@ -40,29 +43,6 @@ MODEL = ElectraConfig(
     attention_probs_dropout_prob=0.0,
 )
 GENERATOR = generator_config(MODEL, 0.5)
-TRAIN = TrainConfig(
-    phases=(Phase(steps=STEPS, seq_length=24, batch_size=4, max_predictions_per_seq=4),),
-    optimizer=AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01),
-    schedule=WarmupLinear(peak_learning_rate=PEAK, warmup_steps=WARMUP),
-    max_grad_norm=CLIP,
-)
-
-
-def torch_model(config: ElectraConfig, name: str, seed: int) -> Any:
-    hf_config = transformers.ElectraConfig(
-        vocab_size=config.vocab_size,
-        embedding_size=config.embedding_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="eager",
-    )
-    model = getattr(transformers, f"Electra{name}")(hf_config)
-    return randomize_parameters(model, std=0.05, seed=seed)
 
 
 def params_of(model: Any, config: ElectraConfig) -> dict[str, Any]:
@@ -72,8 +52,8 @@ def params_of(model: Any, config: ElectraConfig) -> dict[str, Any]:
 
 
 def test_twenty_training_steps():
-    discriminator = torch_model(MODEL, "ForPreTraining", seed=1)
-    generator = torch_model(GENERATOR, "ForMaskedLM", seed=2)
+    discriminator = FAMILIES["electra"].torch_model(MODEL, "ForPreTraining", seed=1)
+    generator = FAMILIES["electra"].torch_model(GENERATOR, "ForMaskedLM", seed=2)
     # [PAD] is never sampled here: `torch.nn.Embedding` would not train its row, because of
     # `padding_idx`. Google's code and this project have no such exception.
     generator.generator_lm_head.bias.data[0] = -30.0
@@ -92,51 +72,27 @@ def test_twenty_training_steps():
     assert {p: x.shape for p, x in paths.flatten(params).items()} == {
         p: x.shape for p, x in paths.flatten(objective.abstract()).items()
     }
-    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
-    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step = jax.jit(make_train_step(objective, optimizer, schedule, seed=0))
-    found = []
-    for batch in batches:
-        state, metrics = step(state, {name: batch[name] for name in objective.batch_fields()})
-        found.append([float(metrics[name]) for name in ("mlm_loss", "rtd_loss")])
-    expected = _torch_losses(discriminator, generator, batches)
+    train = train_config(5e-4)
+    found = train_jax(objective, params, batches, train, "mlm_loss", "rtd_loss")
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
+
+    def compute_losses(batch: Any) -> tuple[Any, Any, Any]:
+        mlm_loss, rtd_loss = _torch_step(discriminator, generator, batch)
+        return mlm_loss + 50 * rtd_loss, mlm_loss, rtd_loss
+
+    networks = torch.nn.ModuleList([discriminator, generator])  # names each parameter once
+    losses, _ = train_torch(networks, batches, train, compute_losses)
+    expected = losses[:, 1:]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
     assert np.ptp(expected, axis=0).min() > 0.05  # training changes both losses
 
 
-def _torch_losses(discriminator: Any, generator: Any, batches: list[Any]) -> list[list[float]]:
-    generator.electra.embeddings = discriminator.electra.embeddings
-    generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
-    networks = torch.nn.ModuleList([discriminator, generator])  # names each parameter once
-    named = list(networks.named_parameters())
-    plain = [p for n, p in named if n.endswith("bias") or "norm" in n.lower()]
-    decayed = [p for _, p in named if all(p is not q for q in plain)]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
-        betas=(0.9, 0.98),
-        eps=1e-6,
-    )
-    losses = []
-    for update, batch in enumerate(batches, start=1):
-        up, down = update / WARMUP, (STEPS + 1 - update) / (STEPS - WARMUP)
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK * (up if update <= WARMUP else down)
-        optimizer.zero_grad()
-        mlm_loss, rtd_loss = _torch_step(discriminator, generator, batch)
-        (mlm_loss + 50 * rtd_loss).backward()
-        torch.nn.utils.clip_grad_norm_(networks.parameters(), CLIP)
-        optimizer.step()
-        losses.append([mlm_loss.item(), rtd_loss.item()])
-    return losses
-
-
 def _torch_step(discriminator: Any, generator: Any, batch: Any) -> tuple[Any, Any]:
-    names = ("input_ids", "token_type_ids", "attention_mask")
-    fields = {name: torch.from_numpy(batch[name]).long() for name in names}
+    fields = long_fields(batch, "input_ids", "token_type_ids", "attention_mask")
     rows, entries = np.nonzero(batch["masked_lm_weights"])
     columns = batch["masked_lm_positions"][rows, entries]
-    labels = torch.full(fields["input_ids"].shape, -100)
-    labels[rows, columns] = torch.from_numpy(batch["masked_lm_ids"][rows, entries]).long()
+    labels = masked_lm_labels(batch)
     outputs = generator(**fields, labels=labels)
     noise = torch.from_numpy(np.array(gumbel_noise(batch["sampling_seeds"], 300)))
     sampled = (outputs.logits[rows, columns].detach() + noise[rows, entries]).argmax(-1)

@@ -14,64 +14,30 @@ import pytest
 from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import QuestionAnsweringHead, TaskHead
-from bert_jax.models.layers.config import ComputeConfig, PaddingOffsetPositions, Scanned
+from bert_jax.models.layers.config import ComputeConfig, Scanned
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.longformer.huggingface import TABLES
-from bert_jax.models.model import build_network, run_forward
+from bert_jax.models.model import build_network
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
+from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import assert_same_tensors
 from tests.helpers.torch_parity import (
     HEADS,
     each_head_of_family,
     jax_head_outputs,
     load_exported,
-    randomize_parameters,
     torch_head_outputs,
 )
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+FAMILY = FAMILIES["longformer"]
+SMALL, LONG, torch_model = FAMILY.small, FAMILY.medium, FAMILY.torch_model
+
 TOLERANCE = 1e-5
 PAD, SEPARATOR = 1, 2
-SMALL = LongformerConfig(
-    vocab_size=103,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    intermediate_size=70,
-    positions=PaddingOffsetPositions(max_position_embeddings=42),
-    attention_window=(4, 8),
-)
-LONG = LongformerConfig(
-    vocab_size=300,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=96,
-    positions=PaddingOffsetPositions(max_position_embeddings=514),
-    attention_window=(16, 16),
-    max_global_tokens=20,
-)
-
-
-def torch_model(config: LongformerConfig, name: str, **fields: Any) -> Any:
-    """Builds a model with random parameters; its config is written out, not exported."""
-    hf_config = transformers.LongformerConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
-        type_vocab_size=config.type_vocab_size,
-        layer_norm_eps=config.layer_norm_eps,
-        attention_window=list(config.attention_window),
-        max_global_tokens=config.max_global_tokens,
-        **fields,
-    )
-    return randomize_parameters(getattr(transformers, f"Longformer{name}")(hf_config), std=0.05)
 
 
 @functools.cache
@@ -195,22 +161,6 @@ def test_task_head_folders_both_ways(tmp_path, head_name):
     assert_same_tensors(model, reopened)
 
 
-@pytest.mark.parametrize("name", ["Model", "ForMaskedLM"])
-def test_pretrained_folders_come_back_bit_identical(tmp_path, name):
-    model = cached_model(SMALL, name)
-    model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
-    assert loaded.config == SMALL
-    assert loaded.missing == (() if name == "ForMaskedLM" else ("masked_lm",))
-    export(loaded, tmp_path / "exported")
-    auto = transformers.AutoModel if name == "Model" else transformers.AutoModelForMaskedLM
-    reopened = load_exported(auto, tmp_path / "exported")
-    assert_same_tensors(model, reopened)
-    third = paths.flatten(load_model(tmp_path / "exported").params)
-    for path, leaf in paths.flatten(loaded.params).items():
-        np.testing.assert_array_equal(third[path], leaf)
-
-
 def test_scanned_layers_equal_unrolled_ones():
     params = params_of(cached_model(LONG, "ForMaskedLM"))
     batch = padded_pairs(QuestionAnsweringHead(), 280, LONG.vocab_size)
@@ -226,28 +176,3 @@ def test_scanned_layers_equal_unrolled_ones():
         for compute in (ComputeConfig(), ComputeConfig(layer_loop=Scanned()))
     )
     np.testing.assert_allclose(scanned, unrolled, rtol=0, atol=1e-5)
-
-
-def test_packed_examples_are_computed_as_if_alone():
-    params = params_of(cached_model(LONG, "ForMaskedLM"))
-    ids = np.random.default_rng(0).integers(5, 300, (1, 280)).astype(np.int32)
-    lengths = (150, 130)
-    packed = {
-        "input_ids": ids,
-        "token_type_ids": np.zeros_like(ids),
-        "attention_mask": np.ones_like(ids),
-        "position_ids": np.concatenate([np.arange(n) for n in lengths])[None].astype(np.int32),
-        "packing_ids": np.repeat([1, 2], lengths)[None].astype(np.int32),
-    }
-    together = run_forward(params, LONG, packed)["masked_lm"][0]
-    start = 0
-    for length in lengths:
-        part = ids[:, start : start + length]
-        alone = {
-            "input_ids": part,
-            "token_type_ids": np.zeros_like(part),
-            "attention_mask": np.ones_like(part),
-        }
-        expected = run_forward(params, LONG, alone)["masked_lm"][0]
-        np.testing.assert_allclose(together[start : start + length], expected, atol=1e-6)
-        start += length

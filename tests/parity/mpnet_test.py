@@ -3,6 +3,7 @@
 Every parameter is random, biases and norms too; batches are padded with MPNet's id 1. The two
 streams of MPNet's pretraining, which Hugging Face does not have, are compared with the original
 code (microsoft/MPNet, `masked_permutation_net.py`) on the layers of Hugging Face's model.
+families_test.py has what all families are compared in.
 """
 
 from typing import Any
@@ -13,92 +14,24 @@ import pytest
 
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.objectives import MaskedPermutedLM
-from bert_jax.models.layers.config import GeluTanh, PaddingOffsetPositions
+from bert_jax.models.layers.config import PaddingOffsetPositions
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.mpnet.two_streams import two_stream_mask
 from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective, predictions_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
+from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
+    check_exported_texts,
     check_folder,
-    check_head_folder,
-    check_head_outputs,
-    config_fields,
-)
-from tests.helpers.torch_parity import (
-    each_head_of_family,
-    each_head_of_second_size,
-    load_exported,
-    randomize_parameters,
+    check_texts,
 )
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SMALL = MPNetConfig(
-    vocab_size=103,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    intermediate_size=70,
-    positions=PaddingOffsetPositions(max_position_embeddings=42),
-)
-MEDIUM = MPNetConfig(
-    vocab_size=300,
-    hidden_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=512,
-    positions=PaddingOffsetPositions(max_position_embeddings=302),
-    hidden_act=GeluTanh(),
-    hidden_dropout_prob=0.2,
-)
-sizes = pytest.mark.parametrize(
-    # Distances from 128 on are in the last bucket.
-    "config, seq_length",
-    [(SMALL, 24), pytest.param(MEDIUM, 300, marks=pytest.mark.slow)],
-    ids=["small", "long"],
-)
-
-
-def torch_model(config: MPNetConfig, name: str, **fields: Any) -> Any:
-    """Builds a model with random parameters; its config is written out, not exported."""
-    hf_config = transformers.MPNetConfig(
-        **config_fields(config),
-        **fields,
-    )
-    model = getattr(transformers, f"MPNet{name}")(hf_config)
-    randomize_parameters(model, std=0.05)
-    for module in model.modules():
-        if type(module).__name__ == "MPNetEncoder":  # a bias of usual size changes little
-            with torch.no_grad():
-                module.relative_attention_bias.weight.mul_(20.0)
-    return model
-
-
-@sizes
-@pytest.mark.parametrize("name, parts", [("Model", ("pooler",)), ("ForMaskedLM", ("masked_lm",))])
-def test_pretrained_models(tmp_path, config, seq_length, name, parts):
-    auto = transformers.AutoModel if name == "Model" else transformers.AutoModelForMaskedLM
-    check_folder(
-        torch_model(config, name),
-        tmp_path,
-        auto_class=auto,
-        config=config,
-        parts=parts,
-        seq_length=seq_length,
-        pad_token_id=1,
-    )
-
-
-@each_head_of_family
-def test_task_heads_and_their_folders(tmp_path, head_name):
-    check_head_folder(torch_model, SMALL, head_name, tmp_path, pad_token_id=1)
-
-
-@each_head_of_second_size
-def test_task_heads_on_long_texts(tmp_path, head_name):
-    check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, seq_length=160, pad_token_id=1)
+FAMILY = FAMILIES["mpnet"]
+SMALL, torch_model = FAMILY.small, FAMILY.torch_model
 
 
 def test_tokenizer_and_texts(tmp_path):
@@ -115,22 +48,9 @@ def test_tokenizer_and_texts(tmp_path):
         model, tmp_path, auto_class=transformers.AutoModel, config=config, parts=("pooler",),
         pad_token_id=1,
     )  # fmt: skip
-    assert loaded.tokenizer is not None
     texts = ["The cat sat on the cats.", "a <mask> sat"]
-    expected = tokenizer(texts, return_tensors="np", padding=True)
-    found = loaded.tokenize(texts)
-    for name in ("input_ids", "attention_mask"):
-        np.testing.assert_array_equal(found[name], expected[name])
-    pair = tokenizer(*texts)["input_ids"]
-    encode, build = loaded.tokenizer.encode, loaded.tokenizer.build_inputs_with_special_tokens
-    assert build(*map(encode, texts)).tolist() == pair
-    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    assert type(exported) is type(tokenizer) and exported(*texts)["input_ids"] == pair
-    reopened = load_exported(transformers.AutoModel, tmp_path / "exported").eval()
-    with torch.no_grad():
-        states = reopened(**exported(texts, return_tensors="pt", padding=True)).last_hidden_state
-        original = model(**tokenizer(texts, return_tensors="pt", padding=True)).last_hidden_state
-    assert torch.equal(states, original)
+    check_texts(loaded, tokenizer, texts)
+    check_exported_texts(model, tokenizer, tmp_path / "exported", texts)
 
 
 def original_masks(a: int, b: int) -> tuple[Any, Any]:

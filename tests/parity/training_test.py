@@ -6,9 +6,8 @@ linear decay are implemented here.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,28 +19,28 @@ from bert_jax.apps.testing.random_corpus import (
 )
 from bert_jax.config.data import PretrainingData
 from bert_jax.config.objectives import Pretraining
-from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.train import AdamW
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.train.step import make_train_step
+from tests.helpers.torch_training import (
+    CLIP,
+    STEPS,
+    long_fields,
+    masked_lm_labels,
+    train_config,
+    train_jax,
+    train_torch,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-STEPS, WARMUP, PEAK, CLIP = 20, 5, 5e-4, 1.0
-PHASE = Phase(steps=STEPS, seq_length=48, batch_size=8, max_predictions_per_seq=7)
-ADAM = AdamW(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01)
-TRAIN = TrainConfig(
-    phases=(PHASE,),
-    optimizer=ADAM,
-    schedule=WarmupLinear(peak_learning_rate=PEAK, warmup_steps=WARMUP),
-    max_grad_norm=CLIP,
-)
+SIZES = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7}
+TRAIN = train_config(5e-4, AdamW(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01), **SIZES)
 
 
 def no_dropout(config: BertConfig) -> BertConfig:
@@ -49,63 +48,12 @@ def no_dropout(config: BertConfig) -> BertConfig:
 
 
 def take_batches(corpus: PreparedCorpus, **settings) -> list[dict[str, np.ndarray]]:
-    sizes = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7, "seed": 0}
     config = PretrainingData(corpus=str(corpus.folder))
-    with PretrainingLoader(corpus, config, **sizes, **settings) as loader:
+    with PretrainingLoader(corpus, config, seed=0, **SIZES, **settings) as loader:
         return [next(loader) for _ in range(STEPS)]
 
 
-def train_jax(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[float], list[float]]:
-    """Returns the loss before each update, and the gradient's norm before clipping."""
-    program = PretrainingObjective(Pretraining(model=config, mask_token_id=mask_id))
-    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
-    params = jax.tree.map(jnp.asarray, paths.unflatten(flat))
-    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step = jax.jit(make_train_step(program, optimizer, schedule, seed=0))
-    losses, norms = [], []
-    for batch in batches:
-        state, metrics = step(state, batch)
-        losses.append(float(metrics["loss"]))
-        norms.append(float(metrics["grad_norm"]))
-    return losses, norms
-
-
-def train_torch(model, batches) -> tuple[list[float], list[float]]:
-    model.train()
-    plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
-    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
-        betas=(0.9, 0.999),
-        eps=1e-6,
-    )
-    losses, norms = [], []
-    for update, batch in enumerate(batches, start=1):
-        up, down = update / WARMUP, (STEPS + 1 - update) / (STEPS - WARMUP)
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK * (up if update <= WARMUP else down)
-        optimizer.zero_grad()
-        loss = model(**torch_fields(batch)).loss
-        loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, norms
-
-
-def torch_fields(batch: dict[str, np.ndarray]) -> dict:
-    """Converts a batch to PyTorch: labels at every position, -100 where nothing is predicted."""
-    labels = np.full(batch["input_ids"].shape, -100, np.int64)
-    for row, used in enumerate(batch["masked_lm_weights"] > 0):
-        labels[row, batch["masked_lm_positions"][row, used]] = batch["masked_lm_ids"][row, used]
-    fields = ("input_ids", "token_type_ids", "attention_mask")
-    found = {name: torch.from_numpy(batch[name]).long() for name in fields}
-    found["labels"] = torch.from_numpy(labels)
-    found["next_sentence_label"] = torch.from_numpy(batch["next_sentence_labels"]).long()
-    return found
-
-
-def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[float]:
+def assert_same_training(config: BertConfig, mask_id: int, batches) -> np.ndarray:
     torch.manual_seed(0)
     model = transformers.BertForPreTraining(
         transformers.BertConfig(
@@ -121,9 +69,19 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[floa
         )
     )
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    losses, norms = train_jax(config, mask_id, TABLES.tied.from_external(state, "torch"), batches)
-    torch_losses, torch_norms = train_torch(model, batches)
-    np.testing.assert_allclose(losses, torch_losses, rtol=0, atol=1e-4)
+    params = paths.unflatten(TABLES.tied.from_external(state, "torch"))
+    objective = PretrainingObjective(Pretraining(model=config, mask_token_id=mask_id))
+    found = train_jax(objective, params, batches, TRAIN, "loss", "grad_norm")
+    losses, norms = found[:, 0], found[:, 1]
+
+    def compute_losses(batch: dict[str, np.ndarray]) -> tuple[Any]:
+        fields = long_fields(batch, "input_ids", "token_type_ids", "attention_mask")
+        next_sentence_label = torch.from_numpy(batch["next_sentence_labels"]).long()
+        labels = masked_lm_labels(batch)
+        return (model(**fields, labels=labels, next_sentence_label=next_sentence_label).loss,)
+
+    torch_losses, torch_norms = train_torch(model, batches, TRAIN, compute_losses)
+    np.testing.assert_allclose(losses, torch_losses[:, 0], rtol=0, atol=1e-4)
     np.testing.assert_allclose(norms, torch_norms, rtol=1e-3)
     assert max(norms) > CLIP, "clipping took part"
     return losses
