@@ -88,7 +88,7 @@ def write_student(args: argparse.Namespace, folder: Path) -> None:
     from bert_jax.config.distillation import Teacher
     from bert_jax.export.export import export
     from bert_jax.pretrained.load import load_model
-    from bert_jax.train.teacher import student_from_layers
+    from bert_jax.train.initialize import student_from_layers
 
     model = load_model(args.model)
     layers = Teacher(path=args.model, model=model.config, layers=tuple(args.layers))

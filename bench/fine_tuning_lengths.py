@@ -99,8 +99,8 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     from bert_jax import batch as batch_lib
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
-    from bert_jax.train.sources.fine_tuning import FineTuningSource
     from bert_jax.train.step import TrainSetup
+    from bert_jax.train.workloads.fine_tuning import FineTuningSource
 
     phase, source = experiment.train.phases[0], FineTuningSource(experiment, experiment.data)
     mesh = sharding.make_mesh(experiment.mesh)

@@ -133,7 +133,7 @@ def train_bert_jax(args: argparse.Namespace, task: str, seed: int) -> dict[str, 
     from bert_jax.runs.metrics import read_metrics
     from bert_jax.train import presets
     from bert_jax.train.run import run
-    from bert_jax.train.sources import fine_tuning
+    from bert_jax.train.workloads import fine_tuning
 
     task_data = truncated_task(args, task)
     for name in task_data.splits.keys() - {"train", "dev"}:

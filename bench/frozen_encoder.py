@@ -119,8 +119,8 @@ def cache_features(experiment: Any, folder: Path) -> float:
     """Computes and writes the feature cache of a run; returns the seconds it took."""
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
-    from bert_jax.train.sources import make_source
     from bert_jax.train.step import TrainSetup
+    from bert_jax.train.workloads import make_source
 
     mesh = sharding.make_mesh(experiment.mesh)
     setup = TrainSetup.from_experiment(experiment, mesh)

@@ -171,7 +171,7 @@ class MeshConfig:
       tensor: splits heads, feed-forward width and vocabulary within a layer.
       communication_dtype: the dtype of matrices sent between devices, as summed gradients and as
         gathered parameters. bfloat16 halves the traffic, and rounds each device's part of a
-        gradient to 8 bits before the sum (see `parallel/communication.py`).
+        gradient to 8 bits before the sum (see `parallel/sharding.py`).
     """
 
     data: int = -1

@@ -15,7 +15,7 @@ from bert_jax.config.objectives import (
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
-from bert_jax.objectives.distillation.objective import (
+from bert_jax.objectives.distillation import (
     PretrainingDistillationObjective,
     SoftLabelObjective,
     TaskDistillationObjective,
@@ -24,8 +24,8 @@ from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningO
 from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
-from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective
-from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
+from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
+from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 
 

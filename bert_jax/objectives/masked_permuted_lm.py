@@ -17,7 +17,7 @@ from bert_jax.models.mpnet.model import MPNetEncoder
 from bert_jax.models.mpnet.two_streams import Predictions, permutation_ranks
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.pretraining import masked_lm_loss
-from bert_jax.objectives.replaced_tokens.objective import replace_tokens
+from bert_jax.objectives.replaced_tokens import replace_tokens
 from bert_jax.params.functional import Params
 
 

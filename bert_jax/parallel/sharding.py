@@ -1,9 +1,22 @@
-"""Computes the sharding of every parameter, optimizer state and batch field on a device mesh."""
+"""Computes the sharding of every parameter, optimizer state and batch field on a device mesh.
+
+Parameters are stored in float32, split over the mesh axis fsdp, and are used whole. Without a
+constraint XLA may split activations by width as it splits the parameters, and then every device
+computes all examples. With the constraint of `GatherParamsObjective` it gathers the parameters
+where they are used and sums their gradients, of which each device takes its part. (Asked to scatter
+the sums, XLA's TPU compiler turns each product into a loop over sixteen slices, which are too
+narrow for the matrix unit.)
+
+With `communication_dtype` bfloat16 a matrix is rounded before it is gathered. Products would round
+it anyway, but its gradient is then summed over the devices in bfloat16, too, as in T5X (Roberts et
+al. 2022). The optimizer gets float32.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -11,9 +24,12 @@ from jax.tree_util import DictKey, tree_map_with_path
 
 from bert_jax.batch import BATCH_AXES
 from bert_jax.config import train
+from bert_jax.config.train import CommunicationDtype
 from bert_jax.errors import ConfigError
 from bert_jax.models.sharding import LOGICAL_TO_MESH, parameter_axes
+from bert_jax.objectives.base import MapParamsObjective, Objective
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 
 
 def make_mesh(
@@ -123,3 +139,35 @@ def put_batch(local_batch: dict[str, np.ndarray], sharding: NamedSharding) -> di
         name: jax.make_array_from_process_local_data(sharding, local_rows)
         for name, local_rows in local_batch.items()
     }
+
+
+MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
+"""The matrices that are rounded; task heads are small and are computed in float32."""
+
+
+class GatherParamsObjective(MapParamsObjective):
+    """Wraps an objective so that its parameters are gathered, and rounded if asked, before use.
+
+    `abstract` has the parameters with their shardings; a split over the axis tensor stays.
+    """
+
+    def __init__(
+        self, objective: Objective, abstract: Params, communication_dtype: CommunicationDtype
+    ):
+        super().__init__(objective)
+        self._gathered_shardings = jax.tree.map(_replicated_over_fsdp, abstract)
+        self._communication_dtype = jnp.dtype(communication_dtype)
+
+    def map_params(self, params: Params) -> Params:
+        """Rounds matrices to the communication dtype and gathers all parameters over fsdp."""
+        cast_params = paths.map_with_path(self._cast_matrix, params)
+        return jax.tree.map(jax.lax.with_sharding_constraint, cast_params, self._gathered_shardings)
+
+    def _cast_matrix(self, path: str, leaf: Any) -> Any:
+        is_matrix = leaf.ndim > 1 and paths.matches_any(MATRIX_PATTERNS, path)
+        return leaf.astype(self._communication_dtype) if is_matrix else leaf
+
+
+def _replicated_over_fsdp(leaf: Any) -> NamedSharding:
+    spec = PartitionSpec(*(None if axis == "fsdp" else axis for axis in leaf.sharding.spec))
+    return NamedSharding(leaf.sharding.mesh, spec)

@@ -11,7 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import tf1
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.objectives.replaced_tokens.objective import generator_params
+from bert_jax.objectives.replaced_tokens import generator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model, require_no_adapter
 from bert_jax.runs import run_folder

@@ -12,7 +12,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.objectives.multi_task import task_params
-from bert_jax.objectives.replaced_tokens.objective import discriminator_params
+from bert_jax.objectives.replaced_tokens import discriminator_params
 from bert_jax.params import paths
 
 _OBJECTIVES = (

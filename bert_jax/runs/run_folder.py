@@ -14,7 +14,7 @@
                  demonstrations.json  fine-tuning: texts and labels, if prompts have demonstrations
                  predictions/     fine-tuning: JSON lines for each split; one folder for each
                                   task in multi-task runs
-                 encoder_states/  features of a frozen encoder, see train/sources/feature_cache.py
+                 encoder_states/  features of a frozen encoder, see train/workloads/feature_cache.py
                  compiled/        compiled programs, see train/compilation_cache.py; may be deleted
                  report.html      see report/run_report.py
                  previous/        files of a failed start, while the next one writes its own

@@ -31,9 +31,9 @@ from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
 from bert_jax.train.loop import StopReason, TrainingMeter, pause_seconds_left
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
-from bert_jax.train.sources.base import Evaluator
 from bert_jax.train.step import State, checkpointed_state
 from bert_jax.train.watchdog import Watchdog
+from bert_jax.train.workloads.base import Evaluator
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
+"""Makes experiments from a pretrained model and its data: fine-tuning and sentence encoders."""
 
 import dataclasses
 import logging
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
-from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation
+from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation, Teacher
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import (
     HeadTruncation,
@@ -23,6 +23,15 @@ from bert_jax.config.objectives import (
     UniformWeighting,
 )
 from bert_jax.config.prompts import Prompt
+from bert_jax.config.sentence_embeddings import (
+    SentenceEmbedding,
+    SentenceEmbeddingData,
+    SentenceLoss,
+    SoftmaxLoss,
+    StsBenchmark,
+    TextFile,
+    TextGroupsConfig,
+)
 from bert_jax.config.train import (
     LARGEST_BATCH_SIZE,
     CheckpointConfig,
@@ -35,12 +44,18 @@ from bert_jax.config.train import (
 from bert_jax.config.tuning import TuningConfig, default_learning_rate
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
-from bert_jax.errors import UserError, check_range
-from bert_jax.pretrained.initial import tokenizer_folder
+from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
+from bert_jax.errors import ConfigError, UserError, check_range
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
+from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.sentence_model import sentence_model_of
 from bert_jax.tasks.features import training_features
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
-from bert_jax.train.sources.multi_task import MEAN_METRIC
-from bert_jax.train.starting_model import load_starting_model, load_student
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.train.workloads.multi_task import MEAN_METRIC
+from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingSource, label_names
 
 logger = logging.getLogger(__name__)
 
@@ -262,3 +277,142 @@ def _load_trainable_task(task: TaskConfig) -> Task:
 
 def _has_labeled_dev(task: Task) -> bool:
     return all(map(is_labeled, task.splits.get("dev", ()))) and "dev" in task.splits
+
+
+def load_student(
+    model: str | None, teacher: str | None, teacher_layers: tuple[int, ...]
+) -> tuple[EncoderConfig, Tokenizer, TaskDistillation | None]:
+    """Returns the config and the tokenizer of the model to train, and its distillation if any."""
+    start = teacher if model is None else model
+    if start is None or bool(teacher_layers) == (model is not None):
+        raise ConfigError(
+            f"model is {model}, teacher {teacher} and teacher_layers {list(teacher_layers)}; "
+            "expected a model to start from, or a teacher with the layers to start from"
+        )
+    loaded, tokenizer = load_starting_model(start)
+    if teacher is None:
+        return loaded.config, tokenizer, None
+    teacher_config = loaded.config if teacher == start else load_model_or_tf1(teacher).config
+    distillation = TaskDistillation(
+        teacher=Teacher(path=teacher, model=teacher_config, layers=teacher_layers)
+    )
+    num_layers = len(teacher_layers) or loaded.config.num_hidden_layers
+    config = dataclasses.replace(loaded.config, num_hidden_layers=num_layers)
+    return config, tokenizer, distillation
+
+
+def load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:
+    """Loads a run, Hugging Face folder or TF1 checkpoint with its tokenizer, which it must have."""
+    loaded = load_model_or_tf1(model)
+    if loaded.tokenizer is None:
+        raise UserError(
+            f"{model} has no vocabulary; copy the tokenizer files that it was trained with "
+            "(such as vocab.txt) into the same folder"
+        )
+    return loaded, loaded.tokenizer
+
+
+DEFAULT_MAX_LENGTH = 128
+
+
+def sentence_embedding_experiment(
+    train: TextGroupsConfig,
+    model: str,
+    loss: SentenceLoss,
+    *,
+    dev: TextFile | StsBenchmark | None = None,
+    sentence_encoder: SentenceEncoderConfig | None = None,
+    pooling: PoolingMode | None = None,
+    epochs: float = 1.0,
+    batch_size: int = 64,
+    chunk_size: int | None = None,
+    learning_rate: float = 2e-5,
+    warmup_ratio: float = 0.1,
+    max_length: int | None = None,
+    eval_every: int | None = None,
+    seed: int = 0,
+) -> Experiment:
+    """Makes the experiment that trains a model to embed texts.
+
+    The checkpoint with the best Spearman correlation on `dev` is kept.
+
+    Args:
+      train: the groups of texts.
+      model: a run, a Hugging Face folder or a TF1 checkpoint to start from.
+      loss: for `SoftmaxLoss`, `softmax_loss` finds the labels.
+      dev: pairs with scores; None for no evaluation.
+      sentence_encoder: pooling and what follows it; None for that of the model if it is a sentence
+        encoder, otherwise the mean over all tokens.
+      pooling: replaces only the pooling of `sentence_encoder`; None to change nothing.
+      chunk_size: examples that are encoded at once; None for all.
+      max_length: tokens of a text that are read; None for the `max_seq_length` of a sentence
+        encoder, otherwise 128, and not more than the model allows.
+      eval_every: updates between evaluations; None for ten in the run.
+
+    Raises:
+      UserError: data or model cannot be read, or a number is out of range.
+    """
+    _check_hyperparameters(epochs, batch_size, warmup_ratio)
+    loaded, _ = load_starting_model(model)
+    base = sentence_encoder or sentence_model_of(loaded).config
+    if pooling is not None:
+        base = dataclasses.replace(base, pooling=(pooling,))
+    if max_length is None:
+        max_length = min(base.max_seq_length or DEFAULT_MAX_LENGTH, loaded.config.max_length)
+    encoder_config = dataclasses.replace(base, max_seq_length=max_length)
+    data = SentenceEmbeddingData(train=train, dev=dev, tokenizer=str(tokenizer_folder(model)))
+    experiment = Experiment(
+        name="sentence-encoder",
+        seed=seed,
+        objective=SentenceEmbedding(
+            model=loaded.config, sentence_encoder=encoder_config, loss=loss, chunk_size=chunk_size
+        ),
+        data=data,
+        init_from=model,
+        train=_sentence_train_config(1, max_length, batch_size, learning_rate, 0.0, False, None),
+    )
+    steps = _count_steps(SentenceEmbeddingSource(experiment, data), epochs)
+    arguments = (max_length, batch_size, learning_rate, warmup_ratio, dev is not None, eval_every)
+    return dataclasses.replace(experiment, train=_sentence_train_config(steps, *arguments))
+
+
+def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:
+    """Returns the softmax loss over the labels of the training data."""
+    return SoftmaxLoss(labels=label_names(read_text_groups(train)))
+
+
+def _count_steps(source: SentenceEmbeddingSource, epochs: float) -> int:
+    """Returns the number of updates in a number of epochs, which may be a fraction."""
+    loader, whole = source.make_loader(0), int(epochs)
+    steps = sum(loader.num_batches(epoch) for epoch in range(whole))
+    if epochs > whole:
+        steps += round((epochs - whole) * loader.num_batches(whole))
+    return max(1, steps)
+
+
+def _sentence_train_config(
+    steps: int,
+    seq_length: int,
+    batch_size: int,
+    learning_rate: float,
+    warmup_ratio: float,
+    has_dev: bool,
+    eval_every: int | None,
+) -> TrainConfig:
+    if eval_every is None:
+        eval_every = max(1, -(-steps // MAX_EVALUATIONS))
+    return TrainConfig(
+        phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
+        schedule=WarmupLinear(
+            peak_learning_rate=learning_rate,
+            warmup_steps=min(round(warmup_ratio * steps), steps - 1),
+        ),
+        logging=LoggingConfig(log_every=max(1, min(50, steps // 20))),
+        checkpoints=CheckpointConfig(
+            save_every=eval_every,
+            keep_last=1,
+            best_metric="spearman" if has_dev else None,
+            best_mode="max" if has_dev else None,
+        ),
+        evaluation=LabeledEval(eval_every=eval_every) if has_dev else None,
+    )

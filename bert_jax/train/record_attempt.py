@@ -13,8 +13,8 @@ from bert_jax.errors import UserError
 from bert_jax.params import paths
 from bert_jax.report.run_report import write_report
 from bert_jax.runs.attempt_log import AttemptLog, Outcome
-from bert_jax.train.sources.base import Source
 from bert_jax.train.step import TrainSetup
+from bert_jax.train.workloads.base import Source
 
 logger = logging.getLogger(__name__)
 

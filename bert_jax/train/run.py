@@ -38,11 +38,11 @@ from bert_jax.train.loop import (
 )
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
 from bert_jax.train.record_attempt import RecordedAttempt
-from bert_jax.train.sources import make_source
-from bert_jax.train.sources.base import Source
 from bert_jax.train.step import State, TrainSetup, checkpointed_state, complete_state
 from bert_jax.train.tuning.freezing import lowest_trainable_depth, without_frozen
 from bert_jax.train.watchdog import Watchdog
+from bert_jax.train.workloads import make_source
+from bert_jax.train.workloads.base import Source
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from bert_jax.runs.messages import format_metrics
 from bert_jax.tasks.features import text_examples
 from bert_jax.tasks.metrics.text_baselines import fit_logistic_regression
 from bert_jax.train.preemption import EXIT_DONE
+from bert_jax.train.presets import sentence_embedding_experiment
 from bert_jax.train.run import run
-from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from bert_jax.config.tuning import WHOLE_ENCODER, CachedFeatures, TuningConfig
 from bert_jax.objectives.base import Batch, LossOutput, Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.communication import GatherParamsObjective
+from bert_jax.parallel.sharding import GatherParamsObjective
 from bert_jax.params import paths
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.tuning.freezing import (

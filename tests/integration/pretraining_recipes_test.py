@@ -18,8 +18,8 @@ from bert_jax.parallel import sharding
 from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.runs.checkpoints.step_folder import by_path
-from bert_jax.train.sources import make_source
 from bert_jax.train.step import State, TrainSetup
+from bert_jax.train.workloads import make_source
 from tests.helpers.pretraining_recipes import RECIPES, prepare_recipes, small_experiment
 from tests.helpers.processes import drive
 from tests.helpers.same_parameters import assert_same_parameters

@@ -29,7 +29,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives.distillation.objective import (
+from bert_jax.objectives.distillation import (
     PretrainingDistillationObjective,
     SoftLabelObjective,
     TaskDistillationObjective,

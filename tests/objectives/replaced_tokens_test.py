@@ -25,7 +25,7 @@ from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, g
 from bert_jax.models.layers.config import LearnedPositions, NoPositions
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
-from bert_jax.objectives.replaced_tokens.objective import (
+from bert_jax.objectives.replaced_tokens import (
     ReplacedTokensObjective,
     discriminator_params,
     generator_params,

@@ -1,4 +1,4 @@
-"""Covers bert_jax/objectives/sentence_embeddings/objective.py and config.py."""
+"""Covers bert_jax/objectives/sentence_embeddings.py and config.py."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from bert_jax.config.sentence_embeddings import (
 from bert_jax.config.train import MeshConfig
 from bert_jax.errors import ConfigError
 from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig
-from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
+from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.parallel import sharding
 from tests.helpers.quick_init import quick_init
 

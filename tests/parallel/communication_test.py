@@ -1,4 +1,4 @@
-"""Covers bert_jax/parallel/communication.py: gathered parameters and communication dtype."""
+"""Covers bert_jax/parallel/sharding.py: gathered parameters and communication dtype."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.communication import GatherParamsObjective
+from bert_jax.parallel.sharding import GatherParamsObjective
 from bert_jax.params import paths
 from bert_jax.train.step import TrainSetup
 

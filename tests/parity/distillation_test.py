@@ -27,9 +27,9 @@ from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.train.initialize import student_from_layers
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
-from bert_jax.train.teacher import student_from_layers
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")

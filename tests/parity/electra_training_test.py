@@ -16,7 +16,7 @@ from bert_jax.config.objectives import ReplacedTokens
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.electra.huggingface import HUGGING_FACE
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective, gumbel_noise
+from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective, gumbel_noise
 from bert_jax.params import paths
 from tests.helpers.families import FAMILIES
 from tests.helpers.torch_training import (

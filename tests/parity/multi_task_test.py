@@ -19,8 +19,8 @@ from tests.helpers.torch_parity import load_exported
 from tests.parity.fine_tuning_heads_test import assert_same, jax_predictions, torch_predictions
 
 transformers = pytest.importorskip("transformers")
-# The fast tests export a task of a run (train/sources/multi_task_test.py), and compare the folders
-# of the same heads with PyTorch (fine_tuning_heads_test.py).
+# The fast tests export a task of a run (train/workloads/multi_task_test.py), and compare the
+# folders of the same heads with PyTorch (fine_tuning_heads_test.py).
 pytestmark = pytest.mark.slow
 
 KINDS = {

@@ -17,7 +17,7 @@ from bert_jax.config.sentence_embeddings import (
     TripletLoss,
     UnsupervisedSimCSE,
 )
-from bert_jax.objectives.sentence_embeddings.objective import loss_of_vectors
+from bert_jax.objectives.sentence_embeddings import loss_of_vectors
 
 torch = pytest.importorskip("torch")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")

@@ -15,7 +15,7 @@ from bert_jax.config.sentence_embeddings import (
 )
 from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.export.export import export
-from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
+from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 

@@ -25,7 +25,7 @@ from tests.helpers.task_runs import HOSTILE, HOSTILE_LABEL, KINDS
 
 ZERO: Any = 0  # typed, because scikit-learn's default looks like a string
 # Each kind is a run of its own. Fast tests see regression in the report of a multi-task run
-# (train/sources/multi_task_test.py); multiple choice has the sections of classification.
+# (train/workloads/multi_task_test.py); multiple choice has the sections of classification.
 SLOW_KINDS = ("regression", "multiple_choice")
 each_kind = pytest.mark.parametrize(
     "kind",

@@ -33,7 +33,7 @@ from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.seq2seq import Seq2SeqObjective, shift_right
 from bert_jax.train.flops import step_flops
 from bert_jax.train.optimizer import learning_rate_schedule
-from bert_jax.train.sources.held_out import check_held_out_fields
+from bert_jax.train.workloads.pretraining import check_held_out_fields
 from tests.helpers.quick_init import quick_init
 
 RECIPES = Path(__file__).parents[2] / "configs/pretrain"

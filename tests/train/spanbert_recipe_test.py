@@ -12,7 +12,7 @@ from bert_jax.config.train import AdamW, HeldOutEval, WarmupLinear
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.objectives.make import make_objective
-from bert_jax.train.sources.held_out import check_held_out_fields
+from bert_jax.train.workloads.pretraining import check_held_out_fields
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/spanbert.py")
 

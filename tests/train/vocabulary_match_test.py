@@ -31,9 +31,9 @@ from bert_jax.pretrained.load import LoadedModel, build_model
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
-from bert_jax.train.sources import make_source
 from bert_jax.train.step import TrainSetup
 from bert_jax.train.tuning import fisher
+from bert_jax.train.workloads import make_source
 
 RECIPES = Path(__file__).parents[2] / "configs"
 

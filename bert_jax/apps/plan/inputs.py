@@ -19,7 +19,7 @@ from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.errors import UserError
 from bert_jax.objectives.make import make_objective
-from bert_jax.train.sources import make_source
+from bert_jax.train.workloads import make_source
 
 
 @dataclass(frozen=True, kw_only=True)

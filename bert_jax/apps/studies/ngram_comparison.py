@@ -28,7 +28,7 @@ from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
-from bert_jax.train.sources.held_out import check_held_out_corpus, held_out_batches
+from bert_jax.train.workloads.pretraining import check_held_out_corpus, held_out_batches
 
 # Every tenth part of the training text fits the weights.
 HELD_OUT_EVERY = 10

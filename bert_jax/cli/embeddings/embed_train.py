@@ -168,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
 
     # First, because the number of updates depends on the number of processes.
     initialize(config_from_environment())
+    from bert_jax.train.presets import sentence_embedding_experiment
     from bert_jax.train.run import run as train_run
-    from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
 
     name = args.loss or _default_loss(args)
     train = _train_data(args, name)
@@ -191,7 +191,7 @@ def _default_loss(args: argparse.Namespace) -> str:
 
 def _loss(args: argparse.Namespace, name: str, train: TextGroupsConfig) -> "SentenceLoss":
     from bert_jax.config import sentence_embeddings
-    from bert_jax.train.sentence_encoder_preset import softmax_loss
+    from bert_jax.train.presets import softmax_loss
 
     if args.mlp_only_train and name != "simcse":
         raise ConfigError("--mlp-only-train is a part of --loss simcse; remove one of them")

@@ -32,7 +32,7 @@ from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.params import paths
-from bert_jax.train.sources.task_checks import warn_of_local_tokens
+from bert_jax.train.workloads.fine_tuning import warn_of_local_tokens
 from tests.helpers.quick_init import quick_init
 
 SMALL = LongformerConfig(

@@ -1,6 +1,6 @@
 """Fine-tunes a tiny T5 on columns of texts and on a GLUE task, and generates its answers.
 
-Covers bert_jax/train/sources/text_to_text.py, configs/finetune/text_to_text.py and
+Covers bert_jax/train/workloads/text_to_text.py, configs/finetune/text_to_text.py and
 bert_jax/cli/arguments/text_to_text.py.
 """
 
@@ -31,7 +31,7 @@ from bert_jax.parallel.sharding import make_mesh
 from bert_jax.predict.generation.generator import Generator
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.text.learn import train_tokenizer
-from bert_jax.train.sources.text_to_text import (
+from bert_jax.train.workloads.text_to_text import (
     GenerationEvaluator,
     TextToTextSource,
     task_metrics,

@@ -37,11 +37,15 @@ from bert_jax.params import paths
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.initialize import initialize_or_load
+from bert_jax.train.presets import sentence_embedding_experiment
 from bert_jax.train.run import run
-from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
-from bert_jax.train.sources.sentence_embeddings import SentenceEmbeddingSource
-from bert_jax.train.sources.sentence_targets import loss_targets, prepare_groups, teacher_targets
 from bert_jax.train.step import TrainSetup
+from bert_jax.train.workloads.sentence_embeddings import (
+    SentenceEmbeddingSource,
+    loss_targets,
+    prepare_groups,
+    teacher_targets,
+)
 from tests.helpers.one_device import one_device_mesh
 from tests.helpers.same_parameters import assert_same_parameters
 

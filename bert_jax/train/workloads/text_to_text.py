@@ -44,7 +44,7 @@ from bert_jax.tasks.metrics.text_generation import (
 )
 from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.sources.multi_task import MEAN_METRIC
+from bert_jax.train.workloads.multi_task import MEAN_METRIC
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.runs import run_folder
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.sources.fine_tuning import FineTuningSource
-from bert_jax.train.sources.task_evaluator import TaskEvaluator
+from bert_jax.train.workloads.fine_tuning import FineTuningSource
+from bert_jax.train.workloads.task_evaluator import TaskEvaluator
 
 MEAN_METRIC = "mean"
 """Name of the mean of the tasks' first metrics, in the metrics of an evaluation."""

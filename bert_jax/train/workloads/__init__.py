@@ -11,7 +11,7 @@ from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.tuning import CachedFeatures
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import LatePooling, reads_one_vector
-from bert_jax.train.sources.base import Source
+from bert_jax.train.workloads.base import Source
 
 
 def make_source(experiment: Experiment) -> Source:
@@ -33,23 +33,23 @@ def make_source(experiment: Experiment) -> Source:
         _check_cached_pooling(experiment.objective)
     match experiment.data:
         case PretrainingData():
-            from bert_jax.train.sources.pretraining import PretrainingSource
+            from bert_jax.train.workloads.pretraining import PretrainingSource
 
             return PretrainingSource(experiment, experiment.data)
         case FineTuningData():
-            from bert_jax.train.sources.fine_tuning import FineTuningSource
+            from bert_jax.train.workloads.fine_tuning import FineTuningSource
 
             return FineTuningSource(experiment, experiment.data)
         case MultiTaskData():
-            from bert_jax.train.sources.multi_task import MultiTaskSource
+            from bert_jax.train.workloads.multi_task import MultiTaskSource
 
             return MultiTaskSource(experiment, experiment.data)
         case SentenceEmbeddingData():
-            from bert_jax.train.sources.sentence_embeddings import SentenceEmbeddingSource
+            from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingSource
 
             return SentenceEmbeddingSource(experiment, experiment.data)
         case TextToTextData():
-            from bert_jax.train.sources.text_to_text import TextToTextSource
+            from bert_jax.train.workloads.text_to_text import TextToTextSource
 
             return TextToTextSource(experiment, experiment.data)
 

@@ -1,4 +1,4 @@
-"""Tests which parameters change, how far and when, by the parameters themselves."""
+"""Covers bert_jax/train/optimizer.py: which parameters change, how far and when, by depth."""
 
 import dataclasses
 

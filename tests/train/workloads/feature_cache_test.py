@@ -40,10 +40,10 @@ from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.flops import step_flops
 from bert_jax.train.run import run
-from bert_jax.train.sources import make_source
-from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor
-from bert_jax.train.sources.fine_tuning import FineTuningSource
 from bert_jax.train.step import TrainSetup
+from bert_jax.train.workloads import make_source
+from bert_jax.train.workloads.feature_cache import ENCODER_FEATURES, FeatureExtractor
+from bert_jax.train.workloads.fine_tuning import FineTuningSource
 from tests.helpers.one_device import one_device_mesh
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())

@@ -1,4 +1,4 @@
-"""Covers bert_jax/train/teacher.py and runs with distillation: start, resume, export, errors."""
+"""Covers bert_jax/train/initialize.py and runs with distillation: start, resume, export, errors."""
 
 import dataclasses
 import shutil
@@ -18,11 +18,10 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
-from bert_jax.train.initialize import initialize_or_load
+from bert_jax.train.initialize import initialize_or_load, load_teacher
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
-from bert_jax.train.teacher import load_teacher
 from tests.helpers.one_device import one_device_mesh
 from tests.helpers.same_parameters import assert_same_parameters
 from tests.helpers.task_runs import HOSTILE_LABEL, classification
