@@ -163,12 +163,12 @@ def prepare_step(
 
 def step_experiment(args: argparse.Namespace, method: str) -> Any:
     """Returns a config that classifies sequences of --length tokens with the shapes of --model."""
-    from bert_jax.cli.arguments.method import METHODS as METHOD_CONFIGS
     from bert_jax.config.data import FineTuningData
     from bert_jax.config.experiment import Experiment
     from bert_jax.config.labeled_data import Glue
     from bert_jax.config.objectives import FineTuning
     from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
+    from bert_jax.config.tuning import METHODS as METHOD_CONFIGS
     from bert_jax.config.tuning import TuningConfig
     from bert_jax.models.heads.config import SequenceClassificationHead
     from bert_jax.pretrained.load import load_model

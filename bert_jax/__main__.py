@@ -1,6 +1,7 @@
 """Runs the command line `bert-jax VERB`: parses the flags, runs the verb, prints errors.
 
-A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args)`. It imports heavy
+A verb is a module with `HELP` (one line), `EPILOG` (examples and notes), `Arguments` (a dataclass
+whose fields are its flags, see `config/flags.py`) and `run(args: Arguments)`. It imports heavy
 packages inside `run`, so that `--help` and usage errors appear at once.
 
 Exit codes: 0 done; 1 bad input, explained in one `error:` line; 2 wrong usage or configuration. A
@@ -12,10 +13,12 @@ processes of a run could not connect to each other.
 import argparse
 import io
 import os
+import platform
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bert_jax.apps.curate.cli import curate, curate_classifier, curate_ngrams
@@ -32,21 +35,24 @@ from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, g
 from bert_jax.cli import (
     convert,
     embed,
+    embed_evaluate,
+    embed_train,
     evaluate,
     export,
+    fill_mask,
     finetune,
+    generate,
     inspect_data,
     predict,
     prepare,
     pretrain,
+    recipes,
     setfit,
     show_config,
+    tpu,
     train_tokenizer,
 )
-from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
-from bert_jax.cli.embeddings import embed_evaluate, embed_train
-from bert_jax.cli.language_models import fill_mask, generate
-from bert_jax.cli.shipped import recipes, tpu
+from bert_jax.config.flags import add_flags, from_namespace
 from bert_jax.errors import UserError, closest_names, did_you_mean
 from bert_jax.io.atomic_io import DISK_ERRORS
 from bert_jax.io.log_handler import set_up_logging
@@ -95,6 +101,9 @@ VERBS: dict[str, Any] = {
 
 TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train, setfit)
 
+MALLOC_TUNABLE = "glibc.malloc.hugetlb"
+HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
 DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT-family encoders, T5 and BART in JAX."
 
 EPILOG = """\
@@ -113,21 +122,21 @@ faster. To prevent this, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code; `--help` and usage errors raise SystemExit."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    parsed = build_parser().parse_args(argv)
+    verb = parsed.chosen_verb
     set_up_logging()
     if sys.stdout is None:  # Python's value if the shell has closed it (`>&-`)
         sys.stdout = _ClosedOutput()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     if argv is None:  # not when called from Python
-        if args.chosen_verb in TRAINING_VERBS:
+        if verb in TRAINING_VERBS:
             restart_with_huge_pages()
         else:  # as Ctrl-C: worker processes and temporary files are removed
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         exit_with_parent()
     try:
-        return args.chosen_verb.run(args) or 0
+        return verb.run(from_namespace(verb.Arguments, parsed)) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -155,6 +164,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def parse_command(argv: Sequence[str]) -> Any:
+    """Returns the arguments of a command as its verb receives them."""
+    parsed = build_parser().parse_args(argv)
+    return from_namespace(parsed.chosen_verb.Arguments, parsed)
+
+
+def restart_with_huge_pages() -> None:
+    """Replaces this process by the same command with huge pages for malloc, if that has an effect.
+
+    Each training step on a CPU allocates its large activations again. With pages of 4 kB the kernel
+    spends up to a third of the step mapping them (`docs/performance.md`). glibc reads the setting
+    only when a process starts, hence the restart.
+
+    Returns without a restart if malloc is not glibc's, if the kernel gives huge pages to every
+    process ("always") or to none ("never"), or if the tunable is already set. To prevent the
+    restart, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if MALLOC_TUNABLE in tunables or platform.libc_ver()[0] != "glibc":
+        return
+    if not HUGE_PAGES_FILE.is_file() or "[madvise]" not in HUGE_PAGES_FILE.read_text():
+        return
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{MALLOC_TUNABLE}=1")))
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 class _ClosedOutput(io.TextIOBase):
     """Stands for a closed standard output; what would be lost there is an error."""
 
@@ -179,7 +214,8 @@ def build_parser() -> argparse.ArgumentParser:
                 groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
             parent = groups[group_name]
         verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)
-        module.add_arguments(verb)
+        add_flags(verb, module.Arguments)
+        verb.epilog = module.EPILOG
         verb.set_defaults(chosen_verb=module)
     return parser
 
@@ -199,16 +235,18 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (typed in overloads)
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses arguments; texts may come before, between and after flags.
+        """Parses arguments; words that may be omitted come before, between and after flags.
 
         Without this, argparse would take MODEL and no texts as soon as it has read MODEL, and
         refuse the texts in `predict MODEL --pairs TEXT TEXT`.
         """
         if self._is_intermixed:
             return super().parse_known_args(args, namespace)
-        has_texts = any(action.dest == "texts" for action in self._actions)
-        self._is_intermixed = has_texts  # then the next calls come from parse_known_intermixed_args
-        parse = self.parse_known_intermixed_args if has_texts else super().parse_known_args
+        optional = any(
+            not action.option_strings and action.nargs in ("?", "*") for action in self._actions
+        )
+        self._is_intermixed = optional  # then the next calls come from parse_known_intermixed_args
+        parse = self.parse_known_intermixed_args if optional else super().parse_known_args
         try:
             parsed, unknown = parse(args, namespace)
         finally:

@@ -1,14 +1,16 @@
 """Runs `bert-jax convert`: converts a TF1 or Hugging Face checkpoint to model.safetensors."""
 
-import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag, positional, switch
 
 logger = logging.getLogger(__name__)
 
 HELP = "convert a Google TF1 or Hugging Face checkpoint to model.safetensors"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax convert uncased_L-12_H-768_A-12 --output bert-base
   bert-jax fill-mask bert-base "Paris is the [MASK] of France."
   bert-jax convert roberta-base --longformer 4096 --output longformer-base
@@ -20,32 +22,22 @@ shards). The output is a Hugging Face folder.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds SOURCE, --output, --generator and the flags of a Longformer."""
-    parser.add_argument("source", metavar="SOURCE", help="folder with a checkpoint")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
-    parser.add_argument(
-        "--generator",
-        action="store_true",
-        help="convert the generator of Google's ELECTRA checkpoint, not the discriminator",
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the checkpoint, the new folder, and what is made of it."""
+
+    source: str = positional("SOURCE", "folder with a checkpoint")
+    output: str = flag("FOLDER", "new folder to write", REQUIRED)
+    generator: bool = switch(
+        "convert the generator of Google's ELECTRA checkpoint, not the discriminator"
     )
-    parser.add_argument(
-        "--longformer",
-        type=int,
-        metavar="TOKENS",
-        help="maximum length of a Longformer to make from SOURCE, which has learned positions",
+    longformer: int | None = flag(
+        "TOKENS", "maximum length of a Longformer to make from SOURCE, which has learned positions"
     )
-    parser.add_argument(
-        "--window",
-        type=int,
-        default=512,
-        metavar="TOKENS",
-        help="attention window of the Longformer, an even number (default: 512)",
-    )
-    parser.epilog = _EPILOG
+    window: int = flag("TOKENS", "attention window of the Longformer, an even number", 512)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Converts the checkpoint and prints which parts the source does not have."""
     from bert_jax.export.export import export
     from bert_jax.io.atomic_io import check_new_folder

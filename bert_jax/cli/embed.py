@@ -1,22 +1,22 @@
 """Runs `bert-jax embed`: prints the embeddings of texts, as JSON lines."""
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
-from bert_jax.cli.arguments.sentence_encoder import (
-    add_dimensions_argument,
-    add_normalize_argument,
-    add_pooling_argument,
-    add_prompt_arguments,
+from bert_jax.cli.arguments import (
+    MODEL_WITHOUT_HEAD,
+    ModelArguments,
+    TextArguments,
+    VectorArguments,
+    text_groups,
 )
-from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
+from bert_jax.config.flags import first_given, flag
 from bert_jax.errors import ConfigError
 
 HELP = "compute embeddings of texts"
 
-_EPILOG = f"""examples:
+EPILOG = f"""examples:
   bert-jax embed exported "A text." "Another text."
   bert-jax embed all-MiniLM-L6-v2 --file texts.txt > vectors.jsonl
   bert-jax embed e5-small --prompt-name query "how do bees fly"
@@ -33,26 +33,34 @@ output belongs to line N of a file or of standard input; the embedding of an emp
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, the texts, and the flags of pooling, normalization, prompts and layers."""
-    add_model_argument(parser)
-    add_text_arguments(parser)
-    add_pooling_argument(parser)
-    add_normalize_argument(parser)
-    add_dimensions_argument(parser)
-    add_prompt_arguments(parser)
-    parser.add_argument(
-        "--layers",
-        type=_parse_layers,
-        metavar="N,N",
-        help="layers whose pooled vectors are concatenated, without the dense layers and the "
+def _parse_layers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(VectorArguments, TextArguments, ModelArguments):
+    """Names the model and the texts, and how vectors are made."""
+
+    prompt_name: str | None = flag(
+        "NAME",
+        "prompt of the model that is put before each text, such as query (default: the model's "
+        "default prompt, if it has one)",
+    )
+    prompt: str | None = flag("TEXT", "prompt that is put before each text, such as 'query: '")
+    layers: tuple[int, ...] | None = flag(
+        "N,N",
+        "layers whose pooled vectors are concatenated, without the dense layers and the "
         "normalization of the model: 0 is the embedding layer, 1 the first layer, -1 the last; a "
         "negative number needs the equals sign, as in --layers=-2,-1 (default: the last)",
+        type=_parse_layers,
     )
-    parser.epilog = _EPILOG
+
+    def __post_init__(self) -> None:
+        if self.prompt_name is not None and self.prompt is not None:
+            raise ConfigError("--prompt-name and --prompt are both given; expected one of them")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     from bert_jax.predict.static_embedder import is_static_folder
 
@@ -75,16 +83,14 @@ def run(args: argparse.Namespace) -> None:
             _print_record(text, truncated, vector.tolist())
 
 
-def _embed_statically(args: argparse.Namespace) -> None:
+def _embed_statically(args: Arguments) -> None:
     """Prints the vectors of a static embedding model, which has no layers, pooling or prompts."""
     from bert_jax.predict.static_embedder import StaticEmbedder
 
     flags = ("pooling", "layers", "normalize", "dimensions", "prompt_name", "prompt")
-    given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
-    if given:
+    if name := first_given(args, *flags):
         raise ConfigError(
-            f"{args.model} is a static embedding model, which does not support {given[0]}; "
-            "remove it"
+            f"{args.model} is a static embedding model, which does not support {name}; remove it"
         )
     embed = StaticEmbedder(args.model)
     for text_batch in text_groups(args):
@@ -96,7 +102,3 @@ def _embed_statically(args: argparse.Namespace) -> None:
 def _print_record(text: str, truncated: bool, vector: list[float]) -> None:
     record = {"text": text, "truncated": truncated, "embedding": vector}
     print(json.dumps(record, ensure_ascii=False), flush=True)
-
-
-def _parse_layers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))

@@ -1,24 +1,18 @@
 """Runs `bert-jax evaluate`: prints the metrics of a fine-tuned model on labeled data, as JSON."""
 
-import argparse
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.cli.arguments.prediction import (
+from bert_jax.cli.arguments import (
+    CONTAMINATION,
     MODEL_WITH_HEAD,
-    add_base_argument,
-    add_batch_size_argument,
-    add_max_length_argument,
-    add_model_argument,
-    refuse_flags_of_heads,
-)
-from bert_jax.cli.arguments.task import (
     TASKS_HELP,
-    add_contamination_argument,
-    add_task_arguments,
-    task_config,
+    PredictionArguments,
+    TaskArguments,
 )
+from bert_jax.config.flags import first_given, flag
 from bert_jax.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -28,7 +22,7 @@ if TYPE_CHECKING:
 
 HELP = "compute the metrics of a fine-tuned model on any labeled split"
 
-_EPILOG = f"""\
+EPILOG = f"""\
 examples:
   bert-jax evaluate runs/reviews columns --test new.csv --text review --label sentiment
   bert-jax evaluate exported glue/rte --glue-dir glue_data --split dev
@@ -51,28 +45,20 @@ model.
 logger = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --base, TASK with its flags, --split, --model-task and the sizes."""
-    add_model_argument(parser)
-    add_base_argument(parser)
-    add_task_arguments(parser)
-    parser.add_argument(
-        "--split",
-        metavar="NAME",
-        help="split to evaluate (default: every split with labels, except train)",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments, PredictionArguments):
+    """Names the model, the task and the splits."""
+
+    split: str | None = flag(
+        "NAME", "split to evaluate (default: every split with labels, except train)"
     )
-    parser.add_argument(
-        "--model-task", metavar="NAME", help="for a multi-task run: the task whose head to use"
-    )
-    add_contamination_argument(parser)
-    add_max_length_argument(parser)
-    add_batch_size_argument(parser)
-    parser.epilog = _EPILOG
+    model_task: str | None = flag("NAME", "for a multi-task run: the task whose head to use")
+    contamination: str | None = flag("DIR", CONTAMINATION)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints one JSON object with the number of examples and the metrics of each split."""
-    config = task_config(args)
+    config = args.task_config()
     from tqdm import tqdm
 
     from bert_jax.data.corpus.contamination.found_items import known_items
@@ -100,13 +86,14 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(results, indent=2))
 
 
-def _load_predictor(args: argparse.Namespace) -> "Predictor | SetFitClassifier":
+def _load_predictor(args: Arguments) -> "Predictor | SetFitClassifier":
     from bert_jax.predict.predictor import Predictor
     from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
     from bert_jax.pretrained.load import load_model, require_single_task
 
     if is_setfit_folder(args.model):
-        refuse_flags_of_heads(args, ("max_length", "model_task", "base"))
+        if name := first_given(args, "max_length", "model_task", "base"):
+            raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
         return SetFitClassifier(args.model)
     model = load_model(args.model, args.model_task, args.base)
     require_single_task(model, "--model-task")

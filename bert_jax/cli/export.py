@@ -1,15 +1,12 @@
 """Runs `bert-jax export`: writes a trained model as a Hugging Face folder and verifies it."""
 
-import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from bert_jax.cli.arguments.prediction import add_base_argument
-from bert_jax.cli.arguments.sentence_encoder import (
-    add_normalize_argument,
-    add_pooling_argument,
-)
+from bert_jax.cli.arguments import PoolingArguments
+from bert_jax.config.flags import REQUIRED, first_given, flag, positional, switch
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 HELP = "write the model or adapter of a run as a folder that Hugging Face's libraries open"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax export runs/tiny --output exported
   python -c "from transformers import AutoModel; AutoModel.from_pretrained('exported')"
   bert-jax export runs/lora --adapter --output rte-lora
@@ -45,47 +42,55 @@ bert-jax export runs/tiny --sentence-transformers --pooling mean --normalize --o
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --output, what is exported, and the formats."""
-    parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
-    parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
-    parser.add_argument(
-        "--generator",
-        action="store_true",
-        help="export the generator of an ELECTRA or DeBERTa run, not the discriminator",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(PoolingArguments):
+    """Names the run, what is exported of it, and the formats."""
+
+    run_folder: str = positional("RUN", "run folder or one of its checkpoints")
+    task: str | None = flag("NAME", "task to export, for a run with several")
+    generator: bool = switch(
+        "export the generator of an ELECTRA or DeBERTa run, not the discriminator"
     )
-    parser.add_argument(
-        "--adapter",
-        action="store_true",
-        help="export the adapter and the head alone, in the format of the peft library",
+    adapter: bool = switch(
+        "export the adapter and the head alone, in the format of the peft library"
     )
-    add_base_argument(parser)
-    parser.add_argument(
-        "--onnx",
+    base: str | None = flag(
+        "FOLDER",
+        "copy of the model that an adapter was trained on (default: that in the adapter's config)",
+    )
+    onnx: Literal["fp32", "int8"] | None = flag(
+        "",
+        "also write the model as ONNX in float32 (fp32, the default), or in float32 and with "
+        "int8 weights (int8); needs the extra [onnx]",
         nargs="?",
         const="fp32",
-        choices=("fp32", "int8"),
-        help="also write the model as ONNX in float32 (fp32, the default), or in float32 and with "
-        "int8 weights (int8); needs the extra [onnx]",
     )
-    parser.add_argument(
-        "--bundle",
-        action="store_true",
-        help="write a bundle for jax instead of a folder for Hugging Face's libraries",
+    bundle: bool = switch("write a bundle for jax instead of a folder for Hugging Face's libraries")
+    sentence_transformers: bool = switch(
+        "write a folder of sentence-transformers, with a pooling; without --pooling and "
+        "--normalize, that of the model or the mean"
     )
-    parser.add_argument(
-        "--sentence-transformers",
-        action="store_true",
-        help="write a folder of sentence-transformers, with a pooling; without --pooling and "
-        "--normalize, that of the model or the mean",
-    )
-    add_pooling_argument(parser)
-    add_normalize_argument(parser)
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
-    parser.epilog = _EPILOG
+    normalize: bool | None = flag("", "vectors of length 1 (default: as the model was trained)")
+    output: str = flag("FOLDER", "new folder to write", REQUIRED)
+
+    def __post_init__(self) -> None:
+        if self.onnx and self.bundle:
+            raise ConfigError("--bundle writes no ONNX files; run export once for each of the two")
+        if self.sentence_transformers and (
+            self.task or self.generator or self.adapter or self.bundle
+        ):
+            raise ConfigError(
+                "--sentence-transformers exports an encoder with a pooling; remove --task, "
+                "--generator, --adapter and --bundle"
+            )
+        if not self.sentence_transformers and (self.pooling or self.normalize is not None):
+            raise ConfigError(
+                "--pooling and --normalize are parts of a sentence encoder; add "
+                "--sentence-transformers"
+            )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
     from bert_jax.export.adapter import export_adapter
     from bert_jax.export.export import export
@@ -98,11 +103,8 @@ def run(args: argparse.Namespace) -> int:
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
-    if args.onnx and args.bundle:
-        raise ConfigError("--bundle writes no ONNX files; run export once for each of the two")
     if args.onnx:
         check_onnx_installed()
-    _check_sentence_flags(args)
     if _export_seq2seq(args):
         return 0
     if args.adapter:
@@ -146,19 +148,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_sentence_flags(args: argparse.Namespace) -> None:
-    if args.sentence_transformers and (args.task or args.generator or args.adapter or args.bundle):
-        raise ConfigError(
-            "--sentence-transformers exports an encoder with a pooling; remove --task, "
-            "--generator, --adapter and --bundle"
-        )
-    if not args.sentence_transformers and (args.pooling or args.normalize is not None):
-        raise ConfigError(
-            "--pooling and --normalize are parts of a sentence encoder; add --sentence-transformers"
-        )
-
-
-def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:
+def _export_bundle(model: "LoadedModel", args: Arguments) -> None:
     from bert_jax.export.bundle import export_bundle
     from bert_jax.export.outputs import shipped_network
     from bert_jax.predict.batching import require_tokenizer
@@ -173,7 +163,7 @@ def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:
     )
 
 
-def _export_seq2seq(args: argparse.Namespace) -> bool:
+def _export_seq2seq(args: Arguments) -> bool:
     """Exports a run of T5 or BART; returns False without exporting for any other run.
 
     Raises:
@@ -185,11 +175,8 @@ def _export_seq2seq(args: argparse.Namespace) -> bool:
     if not is_seq2seq(args.run_folder):
         return False
     flags = ("adapter", "base", "bundle", "generator", "onnx", "sentence_transformers", "task")
-    for flag in flags:
-        if getattr(args, flag):
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} is not supported for encoder-decoders; remove it"
-            )
+    if name := first_given(args, *flags):
+        raise ConfigError(f"{name} is not supported for encoder-decoders; remove it")
     difference = export_seq2seq(load_seq2seq(args.run_folder), Path(args.output))
     logger.info(
         "exported %s to %s; read back, its logits differ by at most %.1e",

@@ -1,41 +1,45 @@
-"""Runs `bert-jax finetune`: trains a pretrained encoder on a task with labeled examples."""
+"""Runs `bert-jax finetune`: trains a pretrained encoder on a task with labeled examples.
+
+Its TASK text2text trains T5 or BART on two columns of texts, with the recipe text_to_text.
+"""
 
 import argparse
+import json
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bert_jax.cli.arguments.few_shot import (
-    add_few_shot_arguments,
-    few_shot_flags,
-    few_shot_prompt,
-    few_shot_task,
-)
-from bert_jax.cli.arguments.method import add_method_arguments, method_flags, tuning_method
-from bert_jax.cli.arguments.recipe import (
-    add_checkpoints_argument,
-    add_override_arguments,
-    experiment_from_recipe,
-)
-from bert_jax.cli.arguments.task import (
-    add_contamination_argument,
-    add_task_arguments,
-    task_command,
-    task_config,
-)
-from bert_jax.cli.arguments.text_to_text import (
-    TEXT_TO_TEXT,
-    add_text_to_text_arguments,
-    refuse_columns_of_texts,
-    text_to_text_experiment,
+from bert_jax.cli.arguments import (
+    CONTAMINATION,
+    PRETRAINED,
+    OverrideArguments,
+    RunArguments,
+    TaskArguments,
 )
 from bert_jax.config.config_lib import override
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.labeled_data import make_truncation
+from bert_jax.config.flags import first_given, flag, flag_name, given, positional, switch
+from bert_jax.config.labeled_data import (
+    Columns,
+    FewShot,
+    Glue,
+    JointWindows,
+    Snli,
+    TaskConfig,
+    TrainingFile,
+    WindowPooling,
+    Windows,
+    make_truncation,
+)
+from bert_jax.config.prompts import Prompt
+from bert_jax.config.tuning import METHODS, MethodName, TuningMethod
+from bert_jax.data.finetuning.glue_prompts import load_prompt, with_demonstrations
 from bert_jax.errors import ConfigError
 
 HELP = "fine-tune an encoder on a task of GLUE, SQuAD, CoNLL or your own labeled files"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax finetune columns --train train.csv --dev dev.csv --text review --label sentiment \\
       --model exported --run runs/reviews
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte --epochs 3
@@ -61,143 +65,281 @@ A recipe, given with --config, replaces TASK and its flags. The recipe above tra
 several tasks, with one head for each task.
 """
 
+TEXT_TO_TEXT = "text2text"
+"""The TASK of pairs of texts for encoder-decoders."""
 
-class _ConfigAction(argparse.Action):
-    """Stores --config FILE and makes TASK optional.
+_MODEL_AND_DATA = ("model", "teacher", "teacher_layers")
+_NUMBERS = ("epochs", "batch_size", "learning_rate", "max_length", "max_target_length")
+_LONG_TEXTS = ("truncation", "window_pooling", "num_windows", "window_overlap")
+_SETTINGS = (*_MODEL_AND_DATA, *_NUMBERS, *_LONG_TEXTS, "seed")
+"""Flags with the names of arguments of the presets, which have defaults for the others."""
 
-    TASK cannot simply have nargs="?": before Python 3.12.7, argparse then fails on commands in
-    which TASK comes after a flag.
-    """
+_FEW_SHOT = ("prompt", "demonstrations", "shots", "split_seed", "train_file")
+_METHODS_OF_FLAG: dict[str, tuple[MethodName, ...]] = {
+    "rank": ("lora", "dora"),
+    "alpha": ("lora", "dora"),
+    "dropout": ("lora", "dora"),
+    "target": ("lora", "dora"),
+    "initial_text": ("prompt",),
+}
+"""The methods that have a flag."""
+_METHOD = ("frozen_encoder", "method", *_METHODS_OF_FLAG)
 
-    def __init__(self, *, task: argparse.Action, **settings: Any):
-        super().__init__(**settings)
-        self._task = task
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, values)
-        self._task.required = False
-
-
-_SETTINGS = (
-    "model",
-    "teacher",
-    "teacher_layers",
-    "epochs",
-    "batch_size",
-    "learning_rate",
-    "max_length",
-    "max_target_length",
-    "truncation",
-    "window_pooling",
-    "num_windows",
-    "window_overlap",
-    "seed",
-)
+_TEXT_TO_TEXT_FILES = ("train", "dev", "test", "encoding")
+# Flag of text2text -> the argument of its recipe.
+_TEXT_TO_TEXT_SETTINGS = {
+    "batch_size": "batch_size",
+    "learning_rate": "learning_rate",
+    "max_length": "seq_length",
+    "max_target_length": "target_length",
+    "seed": "seed",
+}
+_TEXT_TO_TEXT_EXAMPLE = "--source article --target summary"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TASK with its flags, --config, --model, --run, hyperparameters, --arg and --set."""
-    task = add_task_arguments(parser)
-    parser.add_argument(
-        "--config", action=_ConfigAction, task=task, metavar="FILE", help="recipe, instead of TASK"
+def _layer_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        message = f"{text!r}, expected numbers of layers such as 0,2,4"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+_training = partial(flag, group="training")
+_long = partial(flag, group="long texts")
+_method = partial(flag, group="method")
+_few_shot = partial(flag, group="few examples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(OverrideArguments, RunArguments, TaskArguments):
+    """Names the task or a recipe, the model, and how it is trained."""
+
+    task: str = positional("TASK", "glue/NAME, snli, squad, conll, swag, columns or text2text", "")
+    config: str | None = flag("FILE", "recipe, instead of TASK")
+    model: str | None = flag("", PRETRAINED)
+    teacher: str | None = flag(
+        "MODEL", "teacher for distillation: a model that was fine-tuned on this task"
     )
-    parser.add_argument(
+    teacher_layers: tuple[int, ...] | None = flag(
+        "N,N,...",
+        "layers of the teacher, counted from 0, that initialize a smaller model; instead of "
         "--model",
-        help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
-    )
-    parser.add_argument(
-        "--teacher",
-        metavar="MODEL",
-        help="teacher for distillation: a model that was fine-tuned on this task",
-    )
-    parser.add_argument(
-        "--teacher-layers",
         type=_layer_numbers,
-        metavar="N,N,...",
-        help="layers of the teacher, counted from 0, that initialize a smaller model; instead of "
-        "--model",
     )
-    parser.add_argument(
-        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
-    )
-    add_checkpoints_argument(parser)
-    add_contamination_argument(parser)
-    parser.add_argument(
-        "--epochs",
-        type=float,
-        metavar="N",
-        help="training epochs (default: 3, or with few examples as many as give 200 updates; three "
+    contamination: str | None = flag("DIR", CONTAMINATION)
+    epochs: float | None = _training(
+        "N",
+        "training epochs (default: 3, or with few examples as many as give 200 updates; three "
         "times as many with a --method other than full; text2text: always 3)",
     )
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        metavar="RATE",
-        help="peak learning rate (default: 5e-5, or that of --method; text2text: 1e-3, or "
+    batch_size: int | None = _training("N", "sequences of a batch (default: 32)")
+    learning_rate: float | None = _training(
+        "RATE",
+        "peak learning rate (default: 5e-5, or that of --method; text2text: 1e-3, or "
         "3e-5 with --arg adafactor=false)",
     )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="maximum length of a sequence (default: 128, or 384 for question answering, but not "
+    max_length: int | None = _training(
+        "TOKENS",
+        "maximum length of a sequence (default: 128, or 384 for question answering, but not "
         "more than the model allows; text2text: 512)",
     )
-    add_text_to_text_arguments(parser)
-    _add_long_text_arguments(parser)
-    parser.add_argument("--seed", type=int, help="random seed (default: 0)")
-    add_method_arguments(parser)
-    add_few_shot_arguments(parser)
-    add_override_arguments(parser)
-    parser.epilog = _EPILOG
-
-
-def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --truncation, --window-pooling, --num-windows and --window-overlap."""
-    parser.add_argument(
-        "--truncation",
-        choices=("head", "tail", "head+tail", "windows", "hierarchical"),
-        help="part that is read of a text longer than --max-length, in classification and "
+    seed: int | None = _training("", "random seed (default: 0)")
+    source: str | None = flag(
+        "COLUMN",
+        f"column that the encoder reads, for the task {TEXT_TO_TEXT} only; --target is the "
+        "column that the decoder learns to write",
+        group=TEXT_TO_TEXT,
+    )
+    max_target_length: int | None = flag(
+        "TOKENS",
+        f"maximum length of a text that the decoder writes, for the task {TEXT_TO_TEXT} only "
+        "(default: 64)",
+        group=TEXT_TO_TEXT,
+    )
+    truncation: Literal["head", "tail", "head+tail", "windows", "hierarchical"] | None = _long(
+        "",
+        "part that is read of a text longer than --max-length, in classification and "
         "regression; with windows, all of it, in overlapping sequences; with hierarchical, its "
         "first windows together, with a small Transformer over them (default: head)",
     )
-    parser.add_argument(
-        "--window-pooling",
-        choices=("mean", "max", "first"),
-        help="how to combine the predictions for the windows of a text (default: mean)",
+    window_pooling: WindowPooling | None = _long(
+        "", "how to combine the predictions for the windows of a text (default: mean)"
     )
-    parser.add_argument(
-        "--num-windows",
-        type=int,
-        metavar="N",
-        help="windows of a text that are read with --truncation hierarchical (default: 8)",
+    num_windows: int | None = _long(
+        "N", "windows of a text that are read with --truncation hierarchical (default: 8)"
     )
-    parser.add_argument(
-        "--window-overlap",
-        type=int,
-        metavar="TOKENS",
-        help="tokens that neighboring windows have in common; for tagging, question answering and "
+    window_overlap: int | None = _long(
+        "TOKENS",
+        "tokens that neighboring windows have in common; for tagging, question answering and "
         "--truncation windows or hierarchical (default: 128, at most half a window)",
     )
+    frozen_encoder: bool = switch(
+        "train only the head, on features that the encoder computes once: much faster, "
+        "at a lower quality (try --learning-rate 1e-3 and more epochs)",
+        group="method",
+    )
+    method: MethodName | None = _method(
+        "",
+        "part of the encoder that is trained; all methods except full train a few parameters "
+        "besides the head, and their checkpoints need the model at its path (default: full)",
+    )
+    rank: int | None = _method("N", "rank of the matrices of lora and dora (default: 8)")
+    alpha: float | None = _method(
+        "NUMBER", "numerator of the scale alpha / rank of lora and dora (default: 16)"
+    )
+    dropout: float | None = _method(
+        "RATE", "dropout before the matrices of lora and dora (default: 0.1)"
+    )
+    target: tuple[str, ...] = _method(
+        "NAME",
+        "with --method lora or dora: adapted layers, by the end of their paths, such as "
+        "attention/output (default: query value); with the task text2text: the column that the "
+        "decoder learns to write",
+        (),
+    )
+    initial_text: str | None = _method(
+        "TEXT",
+        "with --method prompt: text whose token embeddings initialize the vectors "
+        "(default: random vectors)",
+    )
+    prompt: str | None = _few_shot(
+        "NAME",
+        "template with a mask and label words, which the masked-LM head is trained to predict "
+        "in place of a new classifier: a published prompt of a GLUE task, such as lm-bff, or a "
+        ".json file with template and label_words",
+    )
+    demonstrations: int | None = _few_shot(
+        "N",
+        "append training examples to each text of --prompt, one of each class; a prediction "
+        "is the mean over N draws (16 in LM-BFF)",
+    )
+    shots: int | None = _few_shot(
+        "K",
+        "training examples of each class that are sampled, and as many for dev; the dev split "
+        "becomes the test split (default: all examples)",
+    )
+    split_seed: int | None = _few_shot("N", "seed of the sample of --shots (default: 13)")
+    train_file: str | None = _few_shot(
+        "FILE",
+        "JSON lines with id, text, text_pair and label or logits, which replace the training "
+        "examples of the task; a model is distilled from logits, one for each class",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.task and self.config is None:
+            raise ConfigError("TASK is missing; `bert-jax finetune --help` lists the tasks")
+        if self.task and self.config is not None:
+            raise ConfigError(f"TASK {self.task} and --config {self.config}: expected one of them")
+        if self.task == TEXT_TO_TEXT:
+            self._check_text_to_text()
+            return
+        self._check_columns_of_texts()
+        if any(assignment.startswith("data.window_overlap") for assignment in self.set):
+            name = "--arg window_overlap=TOKENS" if self.config else "--window-overlap TOKENS"
+            raise ConfigError(
+                f"--set data.window_overlap is applied after the updates are counted; use {name}"
+            )
+        if self.config is not None:
+            self._check_recipe()
+        else:
+            self._check_task()
+
+    def _check_recipe(self) -> None:
+        name = first_given(self, *_SETTINGS, *_FEW_SHOT, *_METHOD) or next(
+            map(flag_name, self.data_flags()), None
+        )
+        if name:
+            raise ConfigError(
+                f"{name} cannot be combined with --config; set the recipe's arguments with --arg "
+                "NAME=VALUE, and fields of its config with --set FIELD=VALUE"
+            )
+
+    def _check_task(self) -> None:
+        """Checks the flags of a task of an encoder."""
+        if self.task.endswith(".py"):
+            raise ConfigError(f"a recipe is given with --config: finetune --config {self.task}")
+        if self.arg:
+            raise ConfigError(f"--arg is for recipes given with --config, not for {self.task}")
+        if self.max_target_length is not None:
+            raise ConfigError(
+                f"--max-target-length is an option of {TEXT_TO_TEXT}, not of {self.task}"
+            )
+        if self.teacher_layers and self.teacher is None:
+            raise ConfigError("--teacher-layers needs --teacher, the model that has these layers")
+        if self.teacher_layers and self.model is not None:
+            raise ConfigError(
+                f"--model {self.model} and --teacher-layers: expected one of them, the model or "
+                "the layers of the teacher from which to start"
+            )
+        if not self.teacher_layers and self.model is None:
+            advice = ", or --teacher-layers" if self.teacher is not None else ""
+            raise ConfigError(f"{self.task} needs --model, the pretrained model{advice}")
+        if self.frozen_encoder and self.method:
+            raise ConfigError(f"--frozen-encoder and --method {self.method}: expected one of them")
+        for name, methods in _METHODS_OF_FLAG.items():
+            if given(self, name) and (self.method or "full") not in methods:
+                raise ConfigError(
+                    f"{flag_name(name)} does not apply to --method {self.method or 'full'}; "
+                    f"expected --method {' or '.join(methods)}"
+                )
+        if self.demonstrations is not None and self.prompt is None:
+            raise ConfigError(
+                f"--demonstrations {self.demonstrations} needs --prompt, the template"
+            )
+        if self.split_seed is not None and self.shots is None:
+            raise ConfigError(f"--split-seed {self.split_seed} needs --shots, the number to sample")
+
+    def _check_columns_of_texts(self) -> None:
+        """Raises ConfigError if the flags of text2text are given with another task or a recipe."""
+        task = f"--config {self.config}" if self.config else self.task
+        if self.source is not None:
+            remedy = "--arg source=COLUMN" if self.config else f"the task {TEXT_TO_TEXT}"
+            raise ConfigError(
+                f"--source {self.source} is a flag of the task {TEXT_TO_TEXT}, not of {task}; "
+                f"expected {remedy}, or no --source"
+            )
+        if self.target and self.method is None and not self.config:
+            raise ConfigError(
+                f"--target {' '.join(self.target)} needs --method lora or dora, whose layers it "
+                f"names, or the task {TEXT_TO_TEXT}, whose column it names; the task is {task}"
+            )
+
+    def _check_text_to_text(self) -> None:
+        """Raises a ConfigError for flags that text2text does not have, and for --arg of a flag."""
+        others = [name for name in self.data_flags() if name not in _TEXT_TO_TEXT_FILES]
+        allowed = {*_TEXT_TO_TEXT_SETTINGS, "model", "epochs", "target"}
+        others += [
+            name
+            for name in given(self, *_SETTINGS, *_FEW_SHOT, *_METHOD, "contamination")
+            if name not in allowed
+        ]
+        if others:
+            raise ConfigError(f"{flag_name(others[0])} is not an option of {TEXT_TO_TEXT}")
+        for name in ("model", "train", "dev", "source"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"{TEXT_TO_TEXT} needs --{name}")
+        if len(self.target) != 1:
+            count = f"found {len(self.target)}: {', '.join(self.target)}"
+            raise ConfigError(
+                f"{TEXT_TO_TEXT} needs one column after --target, the one that the decoder learns "
+                f"to write, as in {_TEXT_TO_TEXT_EXAMPLE}; "
+                f"{count if self.target else 'found no --target'}"
+            )
+        names = ("model", *_TEXT_TO_TEXT_FILES, "source", "target")
+        flags = {name: flag_name(name) for name in names}
+        flags |= {argument: flag_name(name) for name, argument in _TEXT_TO_TEXT_SETTINGS.items()}
+        flags["steps"] = "--epochs"
+        for assignment in self.arg:
+            name = assignment.partition("=")[0]
+            # Without --epochs, steps may be given: there is no flag for a number of updates.
+            if name in flags and not (name == "steps" and self.epochs is None):
+                raise ConfigError(f"--arg {assignment}: {TEXT_TO_TEXT} sets it with {flags[name]}")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Fine-tunes and returns the exit code of the run."""
-    if args.task == TEXT_TO_TEXT:
-        experiment = text_to_text_experiment(args, _given_settings(args))
-    else:
-        refuse_columns_of_texts(args)
-        _refuse_window_overlap_by_set(args)
-        experiment = _experiment_from_recipe(args) if args.config else _experiment_from_flags(args)
+    experiment = make_experiment(args)
     if args.contamination is not None:
         from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
 
@@ -211,70 +353,87 @@ def run(args: argparse.Namespace) -> int:
     return train(experiment, Path(args.run), args.checkpoints)
 
 
-def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
-    if args.task is not None:
-        raise ConfigError(f"TASK {args.task} and --config {args.config}: expected one of them")
-    flags = [f"--{name.replace('_', '-')}" for name in _given_settings(args)]
-    flags += few_shot_flags(args) + task_command(args)[1:]
-    flags += ["--frozen-encoder"] * args.frozen_encoder + method_flags(args)
-    if flags:
-        raise ConfigError(
-            f"{flags[0]} cannot be combined with --config; set the recipe's arguments with --arg "
-            "NAME=VALUE, and fields of its config with --set FIELD=VALUE"
-        )
-    return experiment_from_recipe(args.config, args)
+def make_experiment(args: Arguments) -> Experiment:
+    """Returns the config of the run that the flags describe.
 
-
-def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
+    Raises:
+      ConfigError: the flags do not fit the task, or a value is out of range.
+    """
+    if args.config is not None:
+        return args.experiment_from(args.config)
+    if args.task == TEXT_TO_TEXT:
+        return _text_to_text_experiment(args)
     from bert_jax.config.tuning import FROZEN_ENCODER, TuningConfig
     from bert_jax.train.presets import DEFAULT_EPOCHS, fine_tuning_experiment
 
-    if args.task.endswith(".py"):
-        raise ConfigError(f"a recipe is given with --config: finetune --config {args.task}")
-    config, given = few_shot_task(args, task_config(args)), _given_settings(args)
-    if args.arguments:
-        raise ConfigError(f"--arg is for recipes given with --config, not for {args.task}")
-    if "max_target_length" in given:
-        raise ConfigError(f"--max-target-length is an option of {TEXT_TO_TEXT}, not of {args.task}")
-    if "teacher_layers" in given and "teacher" not in given:
-        raise ConfigError("--teacher-layers needs --teacher, the model that has these layers")
-    if "teacher_layers" in given and "model" in given:
-        raise ConfigError(
-            f"--model {args.model} and --teacher-layers: expected one of them, the model or the "
-            "layers of the teacher from which to start"
-        )
-    if "model" not in given and "teacher_layers" not in given:
-        advice = ", or --teacher-layers" if "teacher" in given else ""
-        raise ConfigError(f"{args.task} needs --model, the pretrained model{advice}")
-    if any(assignment.startswith("train.phases") for assignment in args.overrides):
-        given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
+    config, settings = _sampled_task(args), given(args, *_SETTINGS)
+    if any(assignment.startswith("train.phases") for assignment in args.set):
+        settings.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     method = tuning_method(args)
-    if args.frozen_encoder and args.method:
-        raise ConfigError(f"--frozen-encoder and --method {args.method}: expected one of them")
     tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig(method=method)
-    given["truncation"] = make_truncation(
-        given.get("truncation", "head"),
-        given.pop("window_pooling", None),
-        given.pop("num_windows", None),
+    settings["truncation"] = make_truncation(
+        settings.get("truncation", "head"),
+        settings.pop("window_pooling", None),
+        settings.pop("num_windows", None),
     )
-    given["prompt"] = few_shot_prompt(args)
-    model = given.pop("model", None)
-    experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
+    settings["prompt"] = _prompt(args)
+    model = settings.pop("model", None)
+    experiment = fine_tuning_experiment(config, model, **settings, tuning=tuning)
     _check_window_overlap(experiment, args)
-    return override(experiment, args.overrides)
+    return override(experiment, args.set)
 
 
-def _refuse_window_overlap_by_set(args: argparse.Namespace) -> None:
-    if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
-        flag = "--arg window_overlap=TOKENS" if args.config else "--window-overlap TOKENS"
-        raise ConfigError(
-            f"--set data.window_overlap is applied after the updates are counted; use {flag}"
-        )
+def tuning_method(args: Arguments) -> TuningMethod:
+    """Returns the method that the flags describe; ConfigError if a value is out of range."""
+    fields = given(args, *_METHODS_OF_FLAG)
+    if "target" in fields:
+        fields["targets"] = fields.pop("target")
+    if "initial_text" in fields:
+        fields["initial_ids"] = _initial_ids(fields.pop("initial_text"), args.model or args.teacher)
+    return METHODS[args.method or "full"](**fields)
 
 
-def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
+def _initial_ids(text: str, model: str | None) -> tuple[int, ...]:
+    """Returns the ids of a text with its special tokens, as peft's `PromptTuningInit.TEXT`."""
+    from bert_jax.pretrained.initial import tokenizer_folder
+    from bert_jax.text.load_tokenizer import load_tokenizer
+
+    assert model is not None
+    tokenizer = load_tokenizer(tokenizer_folder(model))
+    ids = tokenizer.encode_ids([text])[0]
+    if not len(ids):
+        raise ConfigError(f"--initial-text {text!r} has no tokens; expected some words")
+    return tuple(map(int, tokenizer.build_inputs_with_special_tokens(ids, None)))
+
+
+def _prompt(args: Arguments) -> Prompt | None:
+    """Returns the prompt of --prompt with the demonstrations of --demonstrations."""
+    if args.prompt is None:
+        return None
+    return with_demonstrations(load_prompt(args.task, args.prompt), args.demonstrations)
+
+
+def _sampled_task(args: Arguments) -> TaskConfig:
+    """Returns the task with the sample of --shots and the examples of --train-file, if given."""
+    config = args.task_config()
+    for name in given(args, "shots", "train_file"):
+        if not isinstance(config, Glue | Snli | Columns):
+            raise ConfigError(
+                f"{flag_name(name)} is for classification, but the task is {args.task}; expected "
+                "glue/NAME, snli or columns"
+            )
+    if args.shots is not None:
+        assert isinstance(config, Glue | Snli | Columns)
+        seed = FewShot.seed if args.split_seed is None else args.split_seed
+        config = FewShot(task=config, shots=args.shots, seed=seed)
+    if args.train_file is not None:
+        assert isinstance(config, Glue | Snli | Columns | FewShot)
+        config = TrainingFile(task=config, file=args.train_file)
+    return config
+
+
+def _check_window_overlap(experiment: Any, args: Arguments) -> None:
     """Raises ConfigError if an overlap was given for texts that are not cut into windows."""
-    from bert_jax.config.labeled_data import JointWindows, Windows
     from bert_jax.tasks.registry import kind_of_head
 
     has_windows = isinstance(experiment.data.truncation, Windows | JointWindows)
@@ -286,14 +445,24 @@ def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
         )
 
 
-def _layer_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        message = f"{text!r}, expected numbers of layers such as 0,2,4"
-        raise argparse.ArgumentTypeError(message) from None
+def _text_to_text_experiment(args: Arguments) -> Experiment:
+    """Returns the run of the recipe text_to_text on the columns of --train and --dev."""
+    from bert_jax.config.recipes import call_recipe, load_recipe
+    from bert_jax.data.finetuning.readers.tabular_files import read_table
 
-
-def _given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the hyperparameters given as flags; presets provide defaults for the others."""
-    return {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
+    numbers = given(args, *_TEXT_TO_TEXT_SETTINGS)
+    settings = {_TEXT_TO_TEXT_SETTINGS[name]: value for name, value in numbers.items()}
+    batch_size = settings.setdefault("batch_size", 32)
+    table = read_table(str(args.train), args.encoding)
+    epochs = 3 if args.epochs is None else args.epochs
+    steps = max(1, round(epochs * len(table.rows) / batch_size))
+    values = {**given(args, *_TEXT_TO_TEXT_FILES, "source"), "target": args.target[0]}
+    # As JSON, so that a column named 1 stays a text; `model` is always read as a text.
+    assignments = [f"model={args.model}"]
+    assignments += [
+        f"{name}={value if name == 'encoding' else json.dumps(value)}"
+        for name, value in {**values, "steps": steps, **settings}.items()
+    ]
+    recipe = "text_to_text"
+    experiment = call_recipe(load_recipe(recipe), [*assignments, *args.arg], recipe)
+    return override(experiment, args.set)

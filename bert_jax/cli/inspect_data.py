@@ -1,14 +1,15 @@
 """Runs `bert-jax data inspect`: prints statistics and tokenized examples of a task."""
 
-import argparse
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_config
 
 if TYPE_CHECKING:
     from bert_jax.data.finetuning.example import Task
     from bert_jax.text.tokenizer import Tokenizer
+
+from bert_jax.cli.arguments import TASKS_HELP, TaskArguments
+from bert_jax.config.flags import REQUIRED, flag
 
 logger = logging.getLogger(__name__)
 
@@ -23,32 +24,18 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TASK with its flags, --tokenizer, --max-length and --num-examples."""
-    parser.epilog = EPILOG
-    add_task_arguments(parser)
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="PATH", help="file or folder of a tokenizer"
-    )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        default=128,
-        metavar="TOKENS",
-        help="maximum length of a sequence (default: 128)",
-    )
-    parser.add_argument(
-        "--num-examples",
-        type=int,
-        default=3,
-        metavar="N",
-        help="number of examples to print (default: 3)",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments):
+    """Names the task, the tokenizer, and what is printed."""
+
+    tokenizer: str = flag("PATH", "file or folder of a tokenizer", REQUIRED)
+    max_length: int = flag("TOKENS", "maximum length of a sequence", 128)
+    num_examples: int = flag("N", "number of examples to print", 3)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints a summary of each split and some examples; warns if a split overlaps with train."""
-    config = task_config(args)
+    config = args.task_config()
 
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.tasks.analysis import count_overlap
@@ -98,9 +85,7 @@ def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length:
     )
 
 
-def _print_examples(
-    task: "Task", split: str, tokenizer: "Tokenizer", args: argparse.Namespace
-) -> None:
+def _print_examples(task: "Task", split: str, tokenizer: "Tokenizer", args: Arguments) -> None:
     """Prints the first sequences of a split: tokens, token type ids and targets."""
     from dataclasses import replace
 

@@ -1,23 +1,23 @@
 """Runs `bert-jax predict`: prints the predictions of a fine-tuned model, as JSON lines."""
 
-import argparse
 import contextlib
 import json
 import logging
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from bert_jax.cli.arguments.prediction import (
+from bert_jax.cli.arguments import (
     MODEL_WITH_HEAD,
-    add_base_argument,
-    add_batch_size_argument,
-    add_max_length_argument,
-    add_model_argument,
-    refuse_flags_of_heads,
+    EncodingArguments,
+    PredictionArguments,
+    text_groups,
 )
-from bert_jax.cli.arguments.text_inputs import text_groups
+from bert_jax.config.flags import first_given, flag, given, positional, switch
+from bert_jax.config.labeled_data import WindowPooling
 from bert_jax.errors import ConfigError
 from bert_jax.io.atomic_io import atomic_path, check_writable
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 HELP = "predict labels, values, entities, answers or choices with a fine-tuned model"
 
-_EPILOG = f"""\
+EPILOG = f"""\
 examples:
   bert-jax predict runs/reviews "A fine film." "Two hours of my life."
   bert-jax predict runs/rte --pairs "It rains." "The street is wet."
@@ -59,87 +59,54 @@ _COLUMNS = ("text", "text_pair", "question", "context", "id")
 _GROUP_SIZE = 1024
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --base, --task, the texts or files, the options for long texts, and --output."""
-    add_model_argument(parser)
-    add_base_argument(parser)
-    parser.add_argument("--task", metavar="NAME", help="task to predict, for a run with several")
-    parser.add_argument(
-        "texts", metavar="TEXT", nargs="*", default=[], help="text to predict for; see the examples"
-    )
-    parser.add_argument(
-        "--pairs", action="store_true", help="pairs of texts instead of single texts"
-    )
-    parser.add_argument("--output", metavar="FILE", help="file to write (default: standard output)")
-    _add_file_arguments(parser)
-    long_texts = parser.add_argument_group("long texts")
-    long_texts.add_argument(
-        "--truncation",
-        choices=("head", "tail", "head+tail", "windows"),
-        help="part that is read of a text longer than --max-length (default: as in training)",
-    )
-    long_texts.add_argument(
-        "--window-pooling",
-        choices=("mean", "max", "first"),
-        help="combination of the predictions of all windows of a text (default: as in training, "
-        "or mean)",
-    )
-    add_max_length_argument(long_texts)
-    long_texts.add_argument(
-        "--window-overlap",
-        type=int,
-        metavar="TOKENS",
-        help="tokens that two consecutive windows have in common (default: as in training)",
-    )
-    parser.add_argument(
-        "--allow-no-answer",
-        action="store_true",
-        default=None,
-        help="permission to predict that a question has no answer (default: as in training)",
-    )
-    add_batch_size_argument(parser)
-    parser.epilog = _EPILOG
+_files = partial(flag, group="files")
+_long = partial(flag, group="long texts")
 
 
-def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --file and how files are read."""
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--file",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="file or glob pattern of inputs; repeatable",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(EncodingArguments, PredictionArguments):
+    """Names the model, the texts or files, and how long texts are read."""
+
+    texts: tuple[str, ...] = positional("TEXT", "text to predict for; see the examples", ())
+    task: str | None = flag("NAME", "task to predict, for a run with several")
+    pairs: bool = switch("pairs of texts instead of single texts")
+    output: str | None = flag("FILE", "file to write (default: standard output)")
+    file: tuple[str, ...] = _files(
+        "FILE", "file or glob pattern of inputs; repeatable", (), action="append"
     )
-    files.add_argument(
-        "--format",
-        choices=("lines", "table", "conll", "squad", "swag"),
-        help="format of the files (default: from the name: .csv .tsv .jsonl .parquet are tables, "
+    format: Literal["lines", "table", "conll", "squad", "swag"] | None = _files(
+        "",
+        "format of the files (default: from the name: .csv .tsv .jsonl .parquet are tables, "
         ".conll .iob .bio CoNLL, .json SQuAD)",
     )
-    files.add_argument("--text", metavar="COLUMN", help="column of the text (default: text)")
-    files.add_argument(
-        "--text-pair", metavar="COLUMN", help="column of the second text (default: none)"
+    text: str | None = _files("COLUMN", "column of the text (default: text)")
+    text_pair: str | None = _files("COLUMN", "column of the second text (default: none)")
+    question: str | None = _files("COLUMN", "column of the question (default: question)")
+    context: str | None = _files("COLUMN", "column of the context (default: context)")
+    id: str | None = _files("COLUMN", "column of the ids (default: row numbers)")
+    truncation: Literal["head", "tail", "head+tail", "windows"] | None = _long(
+        "", "part that is read of a text longer than --max-length (default: as in training)"
     )
-    files.add_argument(
-        "--question", metavar="COLUMN", help="column of the question (default: question)"
+    window_pooling: WindowPooling | None = _long(
+        "",
+        "combination of the predictions of all windows of a text (default: as in training, or "
+        "mean)",
     )
-    files.add_argument(
-        "--context", metavar="COLUMN", help="column of the context (default: context)"
+    window_overlap: int | None = _long(
+        "TOKENS", "tokens that two consecutive windows have in common (default: as in training)"
     )
-    files.add_argument("--id", metavar="COLUMN", help="column of the ids (default: row numbers)")
-    files.add_argument(
-        "--encoding", default="utf-8", help="encoding of text files (default: utf-8)"
-    )
-    files.add_argument(
-        "--errors",
-        choices=("strict", "replace", "ignore"),
-        default="strict",
-        help="treatment of bytes that are not valid text (default: strict, which is an error)",
+    allow_no_answer: bool | None = switch(
+        "permission to predict that a question has no answer (default: as in training)", None
     )
 
+    def __post_init__(self) -> None:
+        if self.texts and self.file:
+            raise ConfigError("TEXT and --file are both given; expected one of them")
+        if not self.file and first_given(self, "format", *_COLUMNS):
+            raise ConfigError("--format and names of columns need --file, which is not given")
 
-def run(args: argparse.Namespace) -> None:
+
+def run(args: Arguments) -> None:
     """Writes one JSON line for each input, in order."""
     from tqdm import tqdm
 
@@ -170,37 +137,34 @@ def run(args: argparse.Namespace) -> None:
         )
 
 
-def _load_predictor(args: argparse.Namespace) -> "Predictor | SetFitClassifier":
+def _load_predictor(args: Arguments) -> "Predictor | SetFitClassifier":
     from bert_jax.predict.predictor import Predictor
     from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
     from bert_jax.pretrained.load import load_model
 
     settings = {name: getattr(args, name) for name in _SETTINGS}
     if is_setfit_folder(args.model):
-        refuse_flags_of_heads(args, (*settings, "task", "base"))
+        if name := first_given(args, *settings, "task", "base"):
+            raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
         return SetFitClassifier(args.model)
     model = load_model(args.model, args.task, args.base)
     return Predictor(model, batch_size=args.batch_size, **settings)
 
 
 def _grouped_inputs(
-    args: argparse.Namespace, predictor: "Predictor | SetFitClassifier"
+    args: Arguments, predictor: "Predictor | SetFitClassifier"
 ) -> tuple[Iterator[Sequence["ModelInput"]], int | None]:
     """Returns groups of inputs, and the number of inputs, None for standard input."""
     from bert_jax.predict.files import group_arguments, parse_line, read_inputs
     from bert_jax.text.files import expand_globs
 
     kind = predictor.kind
-    columns = {name: value for name in _COLUMNS if (value := getattr(args, name)) is not None}
+    columns = given(args, *_COLUMNS)
     if args.pairs and not kind.reads_pairs:
         raise ConfigError(
             f"--pairs is not supported for {kind.name} models, whose inputs are "
             f"{kind.description.expected_input}; remove --pairs"
         )
-    if args.texts and args.file:
-        raise ConfigError("TEXT and --file are both given; expected one of them")
-    if not args.file and (args.format or columns):
-        raise ConfigError("--format and names of columns need --file, which is not given")
     if not args.file and not args.texts:
         groups = text_groups(args)
         return ([parse_line(line, kind, args.pairs) for line in group] for group in groups), None

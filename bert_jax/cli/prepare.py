@@ -1,14 +1,10 @@
 """Runs `bert-jax prepare`: tokenizes documents into the sharded corpus for pretraining."""
 
-import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bert_jax.data.corpus.prepare_flags import (
-    add_reading_arguments,
-    add_writing_arguments,
-    format_summary,
-    prepare_config_from_args,
-)
+from bert_jax.config.flags import first_given, flag
+from bert_jax.data.corpus.prepare_flags import READING_FLAGS, FilesArguments, format_summary
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,67 +26,50 @@ The same command resumes after a stop. The files written are identical, byte for
 number of workers.
 """
 
-FILE_FLAGS = ("tokenizer", "document_unit", "json_field", "encoding", "errors", "splitter")
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(FilesArguments):
+    """Names documents, in files or as a seqio task, and the folder of the prepared corpus."""
+
+    task: str | None = flag("NAME", "registered seqio task, in place of --files")
+    module: str | None = flag("FILE", "Python file that registers the task", group="with --task")
+    split: str | None = flag("NAME", "split to prepare (default: train)", group="with --task")
+    workers: int | None = flag("N", "number of processes (default: one per CPU core)")
+
+    def __post_init__(self) -> None:
+        if bool(self.files) == (self.task is not None):
+            raise ConfigError(
+                "expected one of --files, the text files, and --task, a registered seqio task; "
+                f"found {'both' if self.files else 'neither'}"
+            )
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers}: expected at least 1")
+        if self.files and (name := first_given(self, "module", "split")):
+            raise ConfigError(
+                f"{name} can only be used with --task, but --files is given; remove {name}"
+            )
+        if self.task and (name := first_given(self, "tokenizer", "splitter", *READING_FLAGS)):
+            raise ConfigError(
+                f"{name} can only be used with --files, because the task {self.task!r} defines its "
+                f"own value; remove {name}"
+            )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the source of documents (--files or --task), --output, and how both are read."""
-    parser.epilog = EPILOG
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--files",
-        nargs="+",
-        metavar="GLOB",
-        help="text or .jsonl files, plain or compressed (.gz, .bz2, .zst); quote glob patterns",
-    )
-    source.add_argument("--task", metavar="NAME", help="registered seqio task")
-    parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder of the prepared corpus"
-    )
-    files = parser.add_argument_group("with --files")
-    files.add_argument(
-        "--tokenizer", metavar="PATH", help="file or folder of a tokenizer (required)"
-    )
-    add_reading_arguments(files)
-    task = parser.add_argument_group("with --task")
-    task.add_argument("--module", metavar="FILE", help="Python file that registers the task")
-    task.add_argument("--split", metavar="NAME", help="split to prepare (default: train)")
-    writing = parser.add_argument_group("output")
-    add_writing_arguments(writing)
-    writing.add_argument(
-        "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
-    )
-
-
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prepares the corpus and prints a summary."""
-    if args.workers is not None and args.workers < 1:
-        raise ConfigError(f"--workers {args.workers}: expected at least 1")
-    config = prepare_config_from_args(args) if args.files else _task_config(args)
-    if args.files:
-        for flag in ("module", "split"):
-            if getattr(args, flag) is not None:
-                raise ConfigError(
-                    f"--{flag} can only be used with --task, but --files is given; remove --{flag}"
-                )
+    config = args.files_config() if args.files else _task_config(args)
     from bert_jax.data.corpus.prepare import prepare
 
     manifest = prepare(config, num_workers=args.workers, overwrite=args.overwrite)
     print(format_summary(manifest, args.output))
 
 
-def _task_config(args: argparse.Namespace) -> "PrepareConfig":
+def _task_config(args: Arguments) -> "PrepareConfig":
     from bert_jax.data.corpus.documents import DocumentsConfig
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.sources import RegisteredTask
 
-    for name in FILE_FLAGS:
-        if getattr(args, name) is not None:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"{flag} can only be used with --files, because the task {args.task!r} defines its "
-                f"own value; remove {flag}"
-            )
+    assert args.task is not None
     return PrepareConfig(
         source=RegisteredTask(name=args.task, module=args.module),
         output=args.output,

@@ -1,19 +1,15 @@
 """Runs `bert-jax pretrain`: trains a recipe in a run folder, or resumes the run found there."""
 
-import argparse
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.recipe import (
-    add_checkpoints_argument,
-    add_corpora_argument,
-    add_recipe_arguments,
-    load_experiment,
-)
+from bert_jax.cli.arguments import CorporaArguments, RunArguments
+from bert_jax.config.flags import flag
 
 HELP = "pretrain an encoder, or resume from the newest checkpoint of the run folder"
 
-_EPILOG = """example:
+EPILOG = """example:
   bert-jax pretrain bert --run runs/tiny \\
       --arg size=tiny corpus=data/train heldout=data/heldout steps=10000 \\
       --set train.logging.tensorboard=true
@@ -29,25 +25,19 @@ pod set only BERT_JAX_COORDINATOR=auto.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds CONFIG, --arg, --set, --corpora, --run, --checkpoints and --init-from."""
-    add_recipe_arguments(parser)
-    add_corpora_argument(parser)
-    parser.add_argument(
-        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RunArguments, CorporaArguments):
+    """Names a recipe with its changes, the run folder and the initial weights."""
+
+    init_from: str | None = flag(
+        "MODEL",
+        "initial weights: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
-    add_checkpoints_argument(parser)
-    parser.add_argument(
-        "--init-from",
-        metavar="MODEL",
-        help="initial weights: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
-    )
-    parser.epilog = _EPILOG
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Trains and returns the exit code of the run."""
-    experiment = load_experiment(args)
+    experiment = args.experiment()
     if args.init_from:
         experiment = dataclasses.replace(experiment, init_from=args.init_from)
     from bert_jax.parallel.processes import config_from_environment, initialize

@@ -1,15 +1,16 @@
 """Runs `bert-jax setfit`: trains a classifier from a few labeled texts with a sentence encoder."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.task import add_task_arguments, task_config
+from bert_jax.cli.arguments import RUN_FOLDER, TaskArguments
+from bert_jax.config.flags import REQUIRED, flag, given
 from bert_jax.config.labeled_data import Columns, Glue, Snli
 from bert_jax.errors import ConfigError
 
 HELP = "train a classifier from a few labeled texts with a sentence encoder (SetFit)"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax setfit columns --train train.csv --dev dev.csv --text review --label sentiment \\
       --model all-MiniLM-L6-v2 --run runs/reviews
   bert-jax setfit columns --train train.csv --text review --label sentiment --num-iterations 20 \\
@@ -31,32 +32,27 @@ usage, 75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
 _SETTINGS = ("epochs", "batch_size", "learning_rate", "max_length", "seed")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TASK with its flags, --model, --run and the hyperparameters."""
-    add_task_arguments(parser)
-    parser.add_argument(
-        "--model", required=True, help="sentence encoder to start from: a folder or a run"
+@dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments):
+    """Names the task, the sentence encoder, the run folder and the hyperparameters."""
+
+    model: str = flag("", "sentence encoder to start from: a folder or a run", REQUIRED)
+    run: str = flag("FOLDER", RUN_FOLDER, REQUIRED)
+    num_iterations: int | None = flag(
+        "N",
+        "N pairs of the same class and N pairs of different classes for each text (default: all "
+        "pairs, those of the rarer kind repeated)",
     )
-    parser.add_argument(
-        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
-    )
-    numbers = (
-        ("--num-iterations", int, "N", "N pairs of the same class and N pairs of different classes "
-         "for each text (default: all pairs, those of the rarer kind repeated)"),
-        ("--epochs", float, "N", "epochs over the pairs (default: 1)"),
-        ("--batch-size", int, "N", "pairs of a batch (default: 16)"),
-        ("--learning-rate", float, "RATE", "peak learning rate (default: 2e-5)"),
-        ("--max-length", int, "TOKENS", "length of a text (default: that of the model, or 128)"),
-        ("--seed", int, "N", "random seed (default: 0)"),
-    )  # fmt: skip
-    for flag, convert, metavar, text in numbers:
-        parser.add_argument(flag, type=convert, metavar=metavar, help=text)
-    parser.epilog = _EPILOG
+    epochs: float | None = flag("N", "epochs over the pairs (default: 1)")
+    batch_size: int | None = flag("N", "pairs of a batch (default: 16)")
+    learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
+    max_length: int | None = flag("TOKENS", "length of a text (default: that of the model, or 128)")
+    seed: int | None = flag("N", "random seed (default: 0)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Trains encoder and head; returns the exit code of the run."""
-    task = task_config(args)
+    task = args.task_config()
     if not isinstance(task, Glue | Snli | Columns):
         raise ConfigError(
             f"SetFit is for classification, but the task is {args.task}; expected glue/NAME, snli "
@@ -65,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.config.sentence_embeddings import ContrastivePairs
     from bert_jax.train.setfit import SetFitConfig, train_setfit
 
-    given = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
+    settings = given(args, *_SETTINGS)
     pairs = ContrastivePairs(
-        task=task, num_iterations=args.num_iterations, seed=given.get("seed", SetFitConfig.seed)
+        task=task, num_iterations=args.num_iterations, seed=settings.get("seed", SetFitConfig.seed)
     )
-    return train_setfit(SetFitConfig(pairs=pairs, model=args.model, **given), Path(args.run))
+    return train_setfit(SetFitConfig(pairs=pairs, model=args.model, **settings), Path(args.run))

@@ -1,39 +1,29 @@
 """Runs `bert-jax show-config`: prints the resolved config and parameter table of a recipe."""
 
-import argparse
 import json
+from dataclasses import dataclass
 
-from bert_jax.cli.arguments.recipe import (
-    add_corpora_argument,
-    add_recipe_arguments,
-    load_experiment,
-)
+from bert_jax.cli.arguments import CorporaArguments
+from bert_jax.config.flags import flag
 
 HELP = "show the resolved config, and for each parameter its shape, decay and sharding"
 
-_EPILOG = """example:
+EPILOG = """example:
   bert-jax show-config bert --devices 8 \\
       --arg size=tiny corpus=data/train parallelism=fsdp
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds CONFIG, --arg, --set, --corpora and --devices."""
-    add_recipe_arguments(parser)
-    add_corpora_argument(parser)
-    parser.add_argument(
-        "--devices",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of devices to shard over (default: 1)",
-    )
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments(CorporaArguments):
+    """Names a recipe with its changes, and the number of devices."""
+
+    devices: int = flag("N", "number of devices to shard over", 1)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints the config as JSON and the table of parameters."""
-    experiment = load_experiment(args)
+    experiment = args.experiment()
     import jax
 
     from bert_jax.config.config_lib import fingerprint, to_json

@@ -1,8 +1,11 @@
 """Runs `bert-jax tokenizer train`: trains a tokenizer on text files."""
 
-import argparse
+from dataclasses import dataclass
 
-from bert_jax.config.text import TOKENIZER_KINDS
+from bert_jax.cli.arguments import EncodingArguments
+from bert_jax.config.flags import REQUIRED, flag, positional, switch
+from bert_jax.config.text import TokenizerKind
+from bert_jax.text.files import DocumentUnit
 
 HELP = "train a WordPiece, byte-level BPE or Unigram tokenizer on text files"
 
@@ -15,68 +18,29 @@ its manifest.json lists the files that the tokenizer was trained on.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the files, --output, the tokenizer's settings and how files are read."""
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="text or .jsonl file, plain or compressed (.gz, .bz2, .zst), or a glob pattern",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(EncodingArguments):
+    """Names the files and the folder, and the settings of the tokenizer."""
+
+    files: tuple[str, ...] = positional(
+        "FILE", "text or .jsonl file, plain or compressed (.gz, .bz2, .zst), or a glob pattern"
     )
-    parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder of the new tokenizer"
+    output: str = flag("DIR", "folder of the new tokenizer", REQUIRED)
+    kind: TokenizerKind = flag("", "algorithm", "wordpiece")
+    vocab_size: int = flag("N", "number of tokens, including special tokens", 30522)
+    sentinels: int = flag(
+        "N",
+        "number of sentinel tokens for T5, part of --vocab-size; for unigram, 100 are usual",
+        0,
     )
-    parser.add_argument(
-        "--kind",
-        choices=TOKENIZER_KINDS,
-        default="wordpiece",
-        help="algorithm (default: wordpiece)",
+    cased: bool = switch(
+        "case-sensitive tokens (for wordpiece, accents are kept too); bpe always is"
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        default=30522,
-        metavar="N",
-        help="number of tokens, including special tokens (default: 30522)",
-    )
-    parser.add_argument(
-        "--sentinels",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of sentinel tokens for T5, part of --vocab-size; for unigram, 100 are usual "
-        "(default: 0)",
-    )
-    parser.add_argument(
-        "--cased",
-        action="store_true",
-        help="case-sensitive tokens (for wordpiece, accents are kept too); bpe always is",
-    )
-    parser.add_argument(
-        "--document-unit",
-        choices=("file", "blank-line", "line"),
-        default="file",
-        help="unit of a plain-text file that is one document (default: file)",
-    )
-    parser.add_argument(
-        "--json-field",
-        default="text",
-        metavar="NAME",
-        help="field of .jsonl lines with the text (default: text)",
-    )
-    parser.add_argument(
-        "--encoding", default="utf-8", help="encoding of the files (default: utf-8)"
-    )
-    parser.add_argument(
-        "--errors",
-        choices=("strict", "replace", "ignore"),
-        default="strict",
-        help="treatment of bytes that are not valid text (default: strict, which is an error)",
-    )
+    document_unit: DocumentUnit = flag("", "unit of a plain-text file that is one document", "file")
+    json_field: str = flag("NAME", "field of .jsonl lines with the text", "text")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Trains the tokenizer, writes its folder and prints a summary."""
     from bert_jax.config.text import TokenizerTrainingConfig
     from bert_jax.text.learn import train_tokenizer_from_files

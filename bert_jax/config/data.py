@@ -411,7 +411,7 @@ class FineTuningData:
     tokenizer: str  # a file or folder that `load_tokenizer` opens
     bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
     window_overlap: int = 128  # number of tokens that two windows of one long example share
-    truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
+    truncation: Truncation = HeadTruncation()
     prompt: Prompt | None = None  # classification with label words at a mask
 
     def __post_init__(self) -> None:
@@ -453,7 +453,7 @@ class MultiTaskData:
 
     tasks: tuple[NamedTask, ...]
     tokenizer: str
-    mixing: Mixing = ProportionalMixing()  # noqa: RUF009 (frozen)
+    mixing: Mixing = ProportionalMixing()
     bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths
     window_overlap: int = FineTuningData.window_overlap
 

@@ -38,7 +38,7 @@ class Experiment:
     objective: ObjectiveConfig
     data: PretrainingData | FineTuningData | MultiTaskData | SentenceEmbeddingData | TextToTextData
     train: TrainConfig
-    mesh: MeshConfig = MeshConfig()  # noqa: RUF009 (frozen)
+    mesh: MeshConfig = MeshConfig()
     seed: int = 0
     init_from: str | None = None
 

@@ -47,7 +47,7 @@ class Pretraining:
     sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
     sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
     distillation: PretrainingDistillation | None = None
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         weights = self.loss_weights.values()
@@ -85,7 +85,7 @@ class MaskedPermutedLM:
 
     model: MPNetConfig
     mask_token_id: int
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
@@ -96,7 +96,7 @@ class CausalLM:
     """Configures the paper's left-to-right ablation: next-token prediction with a causal mask."""
 
     model: EncoderConfig
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class Seq2Seq:
     label_smoothing: float = 0.0  # fraction of a target that is spread evenly over the vocabulary
     # Weight of the squared logarithm of the softmax's denominator; 1e-4 for the published T5.
     z_loss: float = 0.0
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         check_range("objective.label_smoothing", self.label_smoothing, at_least=0, below=1)
@@ -149,7 +149,7 @@ class ReplacedTokens:
     embedding_sharing: EmbeddingSharing | None = SharedEmbeddings()
     mlm_weight: float = 1.0  # of the generator's loss
     rtd_weight: float = 50.0  # of the discriminator's loss
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         check_range("objective.mlm_weight", self.mlm_weight, at_least=0)
@@ -211,7 +211,7 @@ class FineTuning:
     label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
     class_weights: tuple[float, ...] = ()  # one for each label of the head; () for equal weights
     distillation: TaskDistillation | SoftLabels | None = None
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         if isinstance(self.distillation, SoftLabels):
@@ -302,7 +302,7 @@ class MultiTask:
     heads: tuple[NamedHead, ...]
     weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting()
     classifier_dropout: float = 0.1  # of each head, see `FineTuning`
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         if not self.heads:

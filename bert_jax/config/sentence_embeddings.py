@@ -395,10 +395,10 @@ class SentenceEmbedding:
     """
 
     model: EncoderConfig
-    sentence_encoder: SentenceEncoderConfig = SentenceEncoderConfig()  # noqa: RUF009 (frozen)
+    sentence_encoder: SentenceEncoderConfig = SentenceEncoderConfig()
     loss: SentenceLoss
     chunk_size: int | None = None
-    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         size = self.embedding_size

@@ -1,11 +1,12 @@
 """Defines the settings of tokenizer training (`bert-jax tokenizer train`)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from bert_jax.errors import ConfigError, check_range
 
-TOKENIZER_KINDS = ("wordpiece", "bpe", "unigram")
+TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
+TOKENIZER_KINDS: tuple[TokenizerKind, ...] = get_args(TokenizerKind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class TokenizerTrainingConfig:
         Unigram); rarer characters become the unknown token. Byte-level BPE covers every character.
     """
 
-    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    kind: TokenizerKind = "wordpiece"
     vocab_size: int = 30522
     cased: bool = False
     min_frequency: int = 2

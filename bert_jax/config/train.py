@@ -344,7 +344,7 @@ class HeldOutEval:
     eval_every: int = 1000
     num_examples: int = 1024
     batch_size: int = 64
-    masking: MaskingConfig | Denoising = Masking()  # noqa: RUF009 (frozen)
+    masking: MaskingConfig | Denoising = Masking()
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "num_examples", "batch_size"):
@@ -386,7 +386,7 @@ class TrainConfig:
     checkpoints: CheckpointConfig = CheckpointConfig()
     evaluation: HeldOutEval | LabeledEval | None = None
     logging: LoggingConfig = LoggingConfig()
-    tuning: TuningConfig = TuningConfig()  # noqa: RUF009 (frozen)
+    tuning: TuningConfig = TuningConfig()
 
     def __post_init__(self) -> None:
         if not self.phases:

@@ -3,14 +3,18 @@
 Imports no jax.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.adapters.config import (
     IA3,
     Adapter,
+    DoRA,
     HoulsbyAdapter,
     LoRA,
+    PeftSelection,
     PfeifferAdapter,
     PrefixTuning,
     PromptTuning,
@@ -234,3 +238,43 @@ def default_learning_rate(method: TuningMethod) -> float:
 
 FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features=CachedFeatures())
 """Trains only pooler and head, on features that the encoder computes once."""
+
+
+def _bitfit_subset() -> BitFit:
+    return BitFit(biases=QueryAndIntermediateBiases())
+
+
+def _peft_ia3() -> IA3:
+    return IA3(selection=PeftSelection())
+
+
+MethodName = Literal[
+    "full",
+    "lora",
+    "dora",
+    "bitfit",
+    "bitfit-subset",
+    "layer-norm",
+    "ia3",
+    "ia3-peft",
+    "houlsby",
+    "pfeiffer",
+    "prefix",
+    "prompt",
+]
+
+METHODS: dict[str, Callable[..., TuningMethod]] = {
+    "full": FullTuning,
+    "lora": LoRA,
+    "dora": DoRA,
+    "bitfit": BitFit,
+    "bitfit-subset": _bitfit_subset,
+    "layer-norm": LayerNormTuning,
+    "ia3": IA3,
+    "ia3-peft": _peft_ia3,
+    "houlsby": HoulsbyAdapter,
+    "pfeiffer": PfeifferAdapter,
+    "prefix": PrefixTuning,
+    "prompt": PromptTuning,
+}
+"""The values of --method, and of `method` in recipes."""

@@ -78,8 +78,8 @@ class TransformerConfig:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    positions: Positions = LearnedPositions()  # noqa: RUF009 (frozen)
-    hidden_act: Activation = Gelu()  # noqa: RUF009 (frozen)
+    positions: Positions = LearnedPositions()
+    hidden_act: Activation = Gelu()
     type_vocab_size: int = 2
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1

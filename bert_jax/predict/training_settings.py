@@ -51,7 +51,7 @@ class TrainedSettings:
     objective: FineTuning
     max_length: int
     window_overlap: int = FineTuningData.window_overlap
-    truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
+    truncation: Truncation = HeadTruncation()
     prompt: Prompt | None = None
     demonstrations: tuple[TextExample, ...] = ()
     bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths

@@ -101,7 +101,7 @@ class FeatureOptions:
 
     max_length: int
     window_overlap: int = 128
-    truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
+    truncation: Truncation = HeadTruncation()
     prompt: Prompt | None = None
     demonstrations: DemonstrationPool | None = None
 

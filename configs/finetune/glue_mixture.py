@@ -10,7 +10,6 @@ single task. To train each task separately with several seeds, use `bert-jax glu
 
 from typing import Literal, cast
 
-from bert_jax.cli.arguments.method import METHODS, MethodName
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import (
     GLUE_NAMES,
@@ -23,7 +22,7 @@ from bert_jax.config.labeled_data import (
     TaskConfig,
     TemperatureMixing,
 )
-from bert_jax.config.tuning import TuningConfig
+from bert_jax.config.tuning import METHODS, MethodName, TuningConfig
 from bert_jax.errors import ConfigError
 
 # The diagnostic set AX has no training examples.

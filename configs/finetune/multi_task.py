@@ -15,7 +15,6 @@ To use your own tasks, copy this recipe and replace `tasks`, for example by
 from pathlib import Path
 from typing import Literal
 
-from bert_jax.cli.arguments.method import METHODS, MethodName
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import (
     Conll,
@@ -26,7 +25,7 @@ from bert_jax.config.labeled_data import (
     TemperatureMixing,
 )
 from bert_jax.config.objectives import UncertaintyWeighting, UniformWeighting
-from bert_jax.config.tuning import TuningConfig
+from bert_jax.config.tuning import METHODS, MethodName, TuningConfig
 
 # How often a task is sampled: proportional to its size (each example once per epoch), by
 # temperature (small tasks more often than that), or all tasks equally often.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax import __main__ as cli
+from bert_jax.config.flags import add_flags
 
 PACKAGE = Path(cli.__file__).parent
 OTHER_PROGRAMS = {
@@ -18,7 +19,7 @@ def flags_of_verbs() -> set[str]:
     flags: set[str] = set()
     for verb in cli.VERBS.values():
         parser = argparse.ArgumentParser()
-        verb.add_arguments(parser)
+        add_flags(parser, verb.Arguments)
         flags |= set(parser._option_string_actions)
     return flags
 

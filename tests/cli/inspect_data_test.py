@@ -8,7 +8,8 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.apps.testing.text_corpus import topic_words, write_vocabulary
-from bert_jax.cli.arguments.task import add_task_arguments, task_config
+from bert_jax.cli.arguments import TaskArguments
+from bert_jax.config.flags import add_flags, from_namespace
 from bert_jax.config.labeled_data import Columns, Conll, Glue, Snli, Squad, Swag
 from bert_jax.errors import ConfigError
 
@@ -22,8 +23,8 @@ def vocabulary(tmp_path: Path) -> str:
 
 def parse(*arguments: str):
     parser = argparse.ArgumentParser()
-    add_task_arguments(parser)
-    return task_config(parser.parse_args(arguments))
+    add_flags(parser, TaskArguments)
+    return from_namespace(TaskArguments, parser.parse_args(arguments)).task_config()
 
 
 def test_inspect_texts(tmp_path, vocabulary, capsys):

@@ -1,36 +1,42 @@
 """Covers bert_jax/cli/__init__.py: verbs, help, exit codes and error messages."""
 
 import argparse
+import dataclasses
 import errno
 import inspect
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import types
+from dataclasses import dataclass
 
 import pytest
 
 from bert_jax import __main__ as cli
 from bert_jax import __version__
+from bert_jax.config.flags import add_flags, flag
 from bert_jax.config.recipes import find_recipe, load_recipe
 from bert_jax.errors import ConfigError, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerbArguments:
+    output_number: int | None = flag("N", "a number")
+    run: str | None = flag("", "a flag with the name of the verb's function")
 
 
 def a_verb(outcome: int | BaseException | None) -> types.SimpleNamespace:
     """Makes a verb with one typed flag, whose run returns or raises `outcome`."""
 
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--output-number", type=int)
-        parser.add_argument("--run")  # a flag with the name of the verb's function
-
-    def run(args: argparse.Namespace) -> int | None:
+    def run(args: VerbArguments) -> int | None:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    return types.SimpleNamespace(HELP="does it", add_arguments=add_arguments, run=run)
+    return types.SimpleNamespace(HELP="does it", EPILOG="", Arguments=VerbArguments, run=run)
 
 
 @pytest.fixture
@@ -151,34 +157,31 @@ def test_help_of_each_verb_has_an_example(verb, capsys):
 
 
 def test_examples_in_the_help_of_every_verb_parse():
-    parser, commands = cli.build_parser(), []
+    commands: list[str] = []
     for verb in cli.VERBS.values():
-        verb_parser = argparse.ArgumentParser()
-        verb.add_arguments(verb_parser)
-        commands += re.findall(r"(?m)^ +bert-jax (.*)", continued(verb_parser.epilog))
+        commands += re.findall(r"(?m)^ +bert-jax (.*)", continued(verb.EPILOG))
     commands += re.findall(r"(?m)^ +bert-jax (.*)", continued(cli.EPILOG))
     assert len(commands) > len(cli.VERBS)
     for command in commands:
         words = shlex.split(command)
         words = words[: words.index(">")] if ">" in words else words
-        args = parser.parse_args(words)  # exits if a flag does not exist
-        assert args.chosen_verb in cli.VERBS.values()
+        args = cli.parse_command(words)  # exits if a flag does not exist
         recipe = getattr(args, "config", None)
         if recipe not in (None, "my_recipe.py"):  # one that the example before it writes
             get_config = load_recipe(find_recipe(recipe))
-            names = {argument.partition("=")[0] for argument in args.arguments}
+            names = {argument.partition("=")[0] for argument in args.arg}
             assert names <= set(inspect.signature(get_config).parameters), command
 
 
-def continued(epilog: str | None) -> str:
+def continued(epilog: str) -> str:
     """Returns the text with lines that end in a backslash joined to the next."""
-    return (epilog or "").replace("\\\n", " ")
+    return epilog.replace("\\\n", " ")
 
 
 def test_every_flag_has_a_help_text():
     for name, verb in cli.VERBS.items():
         parser = argparse.ArgumentParser()
-        verb.add_arguments(parser)
+        add_flags(parser, verb.Arguments)
         for action in parser._actions:
             assert action.help, f"{name} {action.option_strings or action.metavar}"
             assert not action.help.startswith(("of ", "default:")), f"{name} {action.help}"
@@ -196,9 +199,10 @@ def test_every_flag_that_takes_a_number_has_a_type():
     """Tests that `--steps ten` is a usage error, not a traceback."""
     for name, verb in cli.VERBS.items():
         parser = argparse.ArgumentParser()
-        verb.add_arguments(parser)
+        add_flags(parser, verb.Arguments)
+        defaults = {field.name: field.default for field in dataclasses.fields(verb.Arguments)}
         for action in parser._actions:
-            if isinstance(action.default, int | float) and action.nargs != 0:
+            if isinstance(defaults.get(action.dest), int | float) and action.nargs != 0:
                 assert action.type is not None, f"{name} {action.option_strings}"
 
 
@@ -214,10 +218,11 @@ def test_command_line_in_a_process(command):
 
 def test_closed_output_pipe_is_no_error():
     code = (
-        "import types\nfrom bert_jax import __main__ as cli\n"
+        "import dataclasses, types\nfrom bert_jax import __main__ as cli\n"
+        "Arguments = dataclasses.make_dataclass('Arguments', [])\n"
         "def run(args):\n    while True: print('x' * 1000)\n"
         "cli.VERBS = {'talk': types.SimpleNamespace("
-        "HELP='', add_arguments=lambda p: None, run=run)}\n"
+        "HELP='', EPILOG='', Arguments=Arguments, run=run)}\n"
         "raise SystemExit(cli.main(['talk']))"
     )
     with subprocess.Popen(
@@ -233,7 +238,8 @@ def test_closed_output_pipe_is_no_error():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_verb_in_order(number):
     code = (
-        "import signal, sys, time, types\nfrom bert_jax import __main__ as cli\n"
+        "import dataclasses, signal, sys, time, types\nfrom bert_jax import __main__ as cli\n"
+        "Arguments = dataclasses.make_dataclass('Arguments', [])\n"
         # A shell that starts the tests in the background makes all of its processes ignore SIGINT.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def run(args):\n"
@@ -242,7 +248,7 @@ def test_signal_ends_a_verb_in_order(number):
         "        time.sleep(60)\n"
         "    finally: print('cleaned up')\n"
         "cli.VERBS = {'wait': types.SimpleNamespace("
-        "HELP='', add_arguments=lambda p: None, run=run)}\n"
+        "HELP='', EPILOG='', Arguments=Arguments, run=run)}\n"
         "sys.argv = ['bert-jax', 'wait']\nraise SystemExit(cli.main())"
     )
     with subprocess.Popen(
@@ -252,3 +258,42 @@ def test_signal_ends_a_verb_in_order(number):
         process.send_signal(number)
         output, error = process.communicate(timeout=60)
     assert (process.returncode, output, error) == (130, "cleaned up\n", "interrupted\n")
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Returns the command lines that would have been started; the kernel's setting is "madvise"."""
+    commands = []
+    monkeypatch.setattr(os, "execv", lambda file, argv: commands.append((file, argv)))
+    monkeypatch.setattr(cli.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(cli, "HUGE_PAGES_FILE", tmp_path / "enabled")
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    return commands
+
+
+def test_same_command_is_started_with_the_tunable(started, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bert_jax", "pretrain", "x.py"])
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    cli.restart_with_huge_pages()
+    assert started == [(sys.executable, [sys.executable, "-m", "bert_jax", "pretrain", "x.py"])]
+    assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+
+
+def test_second_start_does_not_restart(started, monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    cli.restart_with_huge_pages()
+    assert started == []
+
+
+@pytest.mark.parametrize("setting", ["[always] madvise never", "always madvise [never]"])
+def test_kernel_setting_other_than_madvise_is_respected(started, tmp_path, setting):
+    (tmp_path / "enabled").write_text(setting)
+    cli.restart_with_huge_pages()
+    assert started == []
+
+
+def test_other_malloc_is_not_restarted(started, monkeypatch):
+    monkeypatch.setattr(cli.platform, "libc_ver", lambda: ("", ""))
+    cli.restart_with_huge_pages()
+    assert started == []

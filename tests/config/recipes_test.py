@@ -10,7 +10,7 @@ from bert_jax.__main__ import main
 from bert_jax.apps.plan.placeholder_corpus import planned_experiment
 from bert_jax.apps.quickstart.stages import _pretrain
 from bert_jax.apps.testing.models import small_model
-from bert_jax.cli.shipped import tpu as tpu_verb
+from bert_jax.cli import tpu as tpu_verb
 from bert_jax.config import recipes
 from bert_jax.config.data import Masking, PretrainingData
 from bert_jax.config.train import HeldOutEval, WarmupLinear

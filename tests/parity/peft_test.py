@@ -25,7 +25,7 @@ from bert_jax import __main__ as cli
 from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.apps.testing.models import small_model
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
-from bert_jax.cli.arguments.method import tuning_method
+from bert_jax.cli.finetune import tuning_method
 from bert_jax.config.objectives import FineTuning
 from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.config.tuning import LayerNormTuning, TuningConfig
@@ -580,7 +580,7 @@ def test_prompts_start_from_the_tokens_of_a_text_as_in_peft(length, tmp_path):
     export(small_model(tmp_path / "vocabulary", num_hidden_layers=1), tmp_path / "base")
     command = ["finetune", "glue/sst2", "--run", "run", "--model", str(tmp_path / "base")]
     command += ["--method", "prompt", "--initial-text", text]
-    method = tuning_method(cli.build_parser().parse_args(command))
+    method = tuning_method(cli.parse_command(command))
     assert isinstance(method, PromptTuning)
     method = dataclasses.replace(method, length=length)
     base = load_model(tmp_path / "base")

@@ -16,10 +16,9 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.apps.testing.batches import fine_tuning_batch
-from bert_jax.cli.arguments.method import METHODS, MethodName
 from bert_jax.config.config_lib import override
 from bert_jax.config.objectives import FineTuning
-from bert_jax.config.tuning import BitFit, TuningConfig
+from bert_jax.config.tuning import METHODS, BitFit, MethodName, TuningConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter

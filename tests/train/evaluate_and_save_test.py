@@ -27,8 +27,8 @@ from bert_jax.train.loop import TrainingMeter, pause_seconds_left
 @dataclasses.dataclass(frozen=True)
 class Train:
     steps: int = 10
-    checkpoints: CheckpointConfig = CheckpointConfig(save_every=1)  # noqa: RUF009 (frozen)
-    tuning: TuningConfig = TuningConfig()  # noqa: RUF009 (frozen)
+    checkpoints: CheckpointConfig = CheckpointConfig(save_every=1)
+    tuning: TuningConfig = TuningConfig()
 
 
 @dataclasses.dataclass(frozen=True)

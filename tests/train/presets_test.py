@@ -32,7 +32,7 @@ def experiment(folder: Path, *flags: str) -> Experiment:
     # With [CLS] and [SEP], a sequence has 16 tokens of a text.
     sizes = "--epochs 1 --batch-size 1 --max-length 18"
     command = ["finetune", "columns", *words.split(), *sizes.split(), *flags]
-    return finetune._experiment_from_flags(cli.build_parser().parse_args(command))
+    return finetune.make_experiment(cli.parse_command(command))
 
 
 # Windows of 16 tokens over 40 start every 14 or every 8 tokens; the other text is one window.
@@ -59,7 +59,7 @@ def test_overlap_for_texts_without_windows_is_refused(folder):
 def test_overlap_is_not_set_after_updates_were_counted(source, advice):
     command = ["finetune", source, "--run", "r", "--set", "data.window_overlap=2"]
     with pytest.raises(ConfigError, match=f"applied after the updates are counted; use {advice}"):
-        finetune.run(cli.build_parser().parse_args(command))
+        cli.parse_command(command)
 
 
 def test_updates_of_several_tasks_are_those_of_windows(folder):

@@ -15,6 +15,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from bert_jax.apps.curate.curate import curate_with
 from bert_jax.apps.curate.plan import check_curation
 from bert_jax.apps.curate.workers import Workers
+from bert_jax.config.flags import REQUIRED, add_flags, flag, from_namespace
 from bert_jax.config.recipes import call_recipe, load_recipe
-from bert_jax.data.corpus.prepare_flags import add_recipe_arguments
+from bert_jax.data.corpus.prepare_flags import CurationRecipe
 from bert_jax.data.corpus.source_files import is_remote
 from bert_jax.errors import ConfigError, UserError
 
@@ -97,6 +99,11 @@ def _run_task(
     function(path, *arguments)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Arguments(CurationRecipe):
+    output: str = flag("DIR", "folder that all machines see under the same path", REQUIRED)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -105,15 +112,10 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_recipe_arguments(parser)
-    parser.add_argument(
-        "--output",
-        required=True,
-        metavar="DIR",
-        help="folder that all machines see under the same path",
-    )
-    args, beam_arguments = parser.parse_known_args(arguments)
+    add_flags(parser, _Arguments)
+    namespace, beam_arguments = parser.parse_known_args(arguments)
     try:
+        args = from_namespace(_Arguments, namespace)
         if is_remote(args.output):
             raise ConfigError(
                 f"--output {args.output}: expected a folder that all machines see under one path"

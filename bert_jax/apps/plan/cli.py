@@ -1,13 +1,14 @@
 """Runs `bert-jax plan`: estimates memory, time and cost of a run on TPU slices."""
 
-import argparse
 import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bert_jax.cli.arguments.recipe import add_recipe_arguments
+from bert_jax.cli.arguments import RecipeArguments
+from bert_jax.config.flags import REQUIRED, flag, switch
 from bert_jax.errors import ConfigError
 from bert_jax.parallel.tpu_slices import Slice, all_slices, find_slice
 
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 HELP = "estimate memory, hours and cost of a run on a TPU slice, without data or a TPU"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax plan bert --arg size=base --slice v5e-16
   bert-jax plan bert --arg size=large batch_size=1024 --slice all16
   bert-jax plan multi_task --slice v6e-4 \\
@@ -36,52 +37,37 @@ slice cannot divide the batch or mesh.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds CONFIG, --arg, --set, --slice, --mfu, --vocab-size, --compile and --json."""
-    add_recipe_arguments(parser)
-    parser.add_argument(
-        "--slice",
-        dest="slices",
-        metavar="NAME",
-        nargs="+",
-        required=True,
-        help="TPU slices to compare, such as v5e-16; all16: all of 16 chips; all: every slice",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RecipeArguments):
+    """Names a recipe with its changes, and the slices."""
+
+    slice: tuple[str, ...] = flag(
+        "NAME",
+        "TPU slices to compare, such as v5e-16; all16: all of 16 chips; all: every slice",
+        REQUIRED,
     )
-    parser.add_argument(
-        "--mfu",
-        type=float,
-        default=0.4,
-        metavar="FRACTION",
-        help="assumed fraction of the peak FLOP/s (default: 0.4)",
+    mfu: float = flag("FRACTION", "assumed fraction of the peak FLOP/s", 0.4)
+    vocab_size: int = flag(
+        "N", "vocabulary size of an omitted corpus (default: 30522, as in BERT)", 30522
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        default=30522,
-        metavar="N",
-        help="vocabulary size of an omitted corpus (default: 30522, as in BERT)",
+    compile: bool = switch(
+        "compilation of each phase's step for each slice with libtpu (pip install "
+        "'bert_jax[tpu]'); takes minutes each, and is cached in ~/.cache/bert_jax/plan"
     )
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compilation of each phase's step for each slice with libtpu (pip install "
-        "'bert_jax[tpu]'); takes minutes each, and is cached in ~/.cache/bert_jax/plan",
+    largest_batch: bool = switch(
+        "with --compile: search for the largest batch of each phase that fits, by bisection, "
+        "with one compilation for each trial"
     )
-    parser.add_argument(
-        "--largest-batch",
-        action="store_true",
-        help="with --compile: search for the largest batch of each phase that fits, by bisection, "
-        "with one compilation for each trial",
-    )
-    parser.add_argument("--json", action="store_true", help="output as JSON")
-    parser.epilog = _EPILOG
+    json: bool = switch("output as JSON")
+
+    def __post_init__(self) -> None:
+        if self.largest_batch and not self.compile:
+            raise ConfigError("--largest-batch needs --compile")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Prints the plan; returns 0 if the run fits on one of the slices, else 1."""
-    slices = _resolve_slices(args.slices)
-    if args.largest_batch and not args.compile:
-        raise ConfigError("--largest-batch needs --compile")
+    slices = _resolve_slices(args.slice)
 
     import jax
 
@@ -96,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.parallel.tpu_slices import prices_as_of
 
     experiment, missing_corpora = planned_experiment(
-        args.config, args.arguments, args.overrides, args.vocab_size
+        args.config, args.arg, args.set, args.vocab_size
     )
     planned = _plan_slices(experiment, slices, args.mfu)
     plans = [plan for _, plan in planned if isinstance(plan, RunPlan)]

@@ -1,11 +1,13 @@
 """Defines `bert-jax quickstart`: from documentation on this machine to a fine-tuned BERT."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag
 
 HELP = "train, export, and fine-tune a tiny BERT on Python documentation of this machine"
 
-_EPILOG = """example:
+EPILOG = """example:
   bert-jax quickstart --output quickstart
 
 Gathers and curates the docstrings of Python and of the installed packages, trains a tokenizer,
@@ -14,22 +16,17 @@ masks, and fine-tunes it for two classification tasks. The same command resumes 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --output, --recipe, --steps, and --seed."""
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="folder of all outputs")
-    parser.add_argument(
-        "--recipe",
-        default="configs/quickstart.py",
-        help="pretraining recipe (default: configs/quickstart.py)",
-    )
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="number of training steps (default: the recipe's)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of all training (default: 0)")
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the output folder, the recipe, and how long it trains."""
+
+    output: str = flag("FOLDER", "folder of all outputs", REQUIRED)
+    recipe: str = flag("", "pretraining recipe", "configs/quickstart.py")
+    steps: int | None = flag("N", "number of training steps (default: the recipe's)")
+    seed: int = flag("", "seed of all training", 0)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Runs the stages that are not finished; returns the exit code."""
     from bert_jax.apps.quickstart.stages import run_stages
 

@@ -1,16 +1,19 @@
 """Runs `bert-jax serve`: answers HTTP requests with one or more models."""
 
-import argparse
 import os
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+from bert_jax.config.flags import flag, given, positional
 from bert_jax.errors import ConfigError, MissingExtraError
 
 HELP = "serve models over HTTP: embeddings, labels, tags, answers, masks"
 
 KEY_VARIABLE = "BERT_JAX_API_KEY"
 
-_EPILOG = f"""\
+EPILOG = f"""\
 examples:
   bert-jax serve exported
   bert-jax serve embeddings=exported reviews=runs/reviews --port 8080
@@ -29,45 +32,42 @@ Authorization: Bearer KEY. SIGTERM answers the accepted requests and exits.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --onnx, --adapter, --host, --port, --api-key-file and the limits."""
-    parser.add_argument(
-        "models",
-        metavar="MODEL",
-        nargs="+",
-        help="run folder, Hugging Face folder or bundle, or NAME=FOLDER (default name: that of the "
+_limit = partial(flag, group="limits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the models and the address, and limits the requests."""
+
+    models: tuple[str, ...] = positional(
+        "MODEL",
+        "run folder, Hugging Face folder or bundle, or NAME=FOLDER (default name: that of the "
         "folder)",
     )
-    parser.add_argument(
-        "--onnx",
-        choices=("fp32", "int8"),
-        help="run onnx/model.onnx of each folder (fp32), or model_quantized.onnx (int8), with "
+    onnx: Literal["fp32", "int8"] | None = flag(
+        "",
+        "run onnx/model.onnx of each folder (fp32), or model_quantized.onnx (int8), with "
         "onnxruntime; bert-jax export --onnx makes them",
     )
-    parser.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="adapter of the model, chosen by requests as MODEL:NAME: a fine-tuning run, such as "
+    adapter: tuple[str, ...] = flag(
+        "NAME=FOLDER",
+        "adapter of the model, chosen by requests as MODEL:NAME: a fine-tuning run, such as "
         "--method lora, or an adapter folder of peft; with several models MODEL:NAME=FOLDER",
+        (),
+        action="append",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="port, 0 for any (default: 8080)")
-    parser.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help=f"file with the key that requests need (default: the variable {KEY_VARIABLE})",
+    host: str = flag("", "address", "127.0.0.1")
+    port: int = flag("", "port, 0 for any", 8080)
+    api_key_file: str | None = flag(
+        "FILE", f"file with the key that requests need (default: the variable {KEY_VARIABLE})"
     )
-    limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-length", type=int, metavar="TOKENS", help="tokens of a text")
-    limits.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens of a batch")
-    limits.add_argument("--max-queue-tokens", type=int, metavar="N", help="tokens that may wait")
-    limits.add_argument("--max-inputs", type=int, metavar="N", help="texts of a request")
-    parser.epilog = _EPILOG
+    max_length: int | None = _limit("TOKENS", "tokens of a text")
+    max_batch_tokens: int | None = _limit("N", "tokens of a batch")
+    max_queue_tokens: int | None = _limit("N", "tokens that may wait")
+    max_inputs: int | None = _limit("N", "texts of a request")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Loads the models and serves until a signal."""
     try:
         from bert_jax.apps.serve.run import CACHE_FOLDER, bind, load_models, run_server
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.train.compilation_cache import persistent_compilation_cache
 
     names = ("max_length", "max_batch_tokens", "max_queue_tokens", "max_inputs")
-    limits = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    limits = given(args, *names)
     config = ServerConfig(api_key=_read_key(args.api_key_file), **limits)
     bound = bind(args.host, args.port)
     with bound, persistent_compilation_cache(CACHE_FOLDER.expanduser()):

@@ -1,18 +1,20 @@
 """Runs `bert-jax simulate`: simulates a multi-host run, with failures, on one machine."""
 
-import argparse
 import dataclasses
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
+from bert_jax.apps.simulate.scenario import SIGNALS
+from bert_jax.cli.arguments import RUN_FOLDER, RecipeArguments
+from bert_jax.config.flags import REQUIRED, flag
 
 logger = logging.getLogger(__name__)
 
 HELP = "train a recipe on several simulated hosts on this machine, and kill some of them"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax simulate --hosts 4 --devices 2 small_corpus --run runs/pod \\
       --arg corpus=prepared steps=300 --kill host=2@step=50
   bert-jax simulate --hosts 1 --hosts-after-restart 4 2 --devices 1 bert \\
@@ -34,52 +36,31 @@ after saving a checkpoint, 76 a host was missing or inconsistent, else that of t
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe's arguments, --run, --init-from, the number of hosts and the failures."""
-    from bert_jax.apps.simulate.scenario import SIGNALS
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RecipeArguments):
+    """Names the recipe and the run, the number of hosts and the failures."""
 
-    add_recipe_arguments(parser)
-    parser.add_argument(
-        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
+    run: str = flag("FOLDER", RUN_FOLDER, REQUIRED)
+    init_from: str | None = flag(
+        "MODEL", "initial weights: a run folder, a Hugging Face folder or a Google TF1 checkpoint"
     )
-    parser.add_argument(
-        "--init-from",
-        metavar="MODEL",
-        help="initial weights: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
+    hosts: int = flag("N", "number of hosts", REQUIRED)
+    hosts_after_restart: tuple[int, ...] = flag(
+        "N",
+        "number of hosts after the first restart, the second, ... (default: as at the start)",
+        (),
     )
-    parser.add_argument("--hosts", type=int, required=True, metavar="N", help="number of hosts")
-    parser.add_argument(
-        "--hosts-after-restart",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="number of hosts after the first restart, the second, ... (default: as at the start)",
+    devices: int = flag("N", "devices of each host", 4)
+    kill: tuple[str, ...] = flag(
+        "host=I@step=N",
+        "host to send the signal to, and after which step; several: one for each start",
+        (),
     )
-    parser.add_argument(
-        "--devices", type=int, default=4, metavar="N", help="devices of each host (default: 4)"
-    )
-    parser.add_argument(
-        "--kill",
-        nargs="+",
-        default=[],
-        metavar="host=I@step=N",
-        help="host to send the signal to, and after which step; several: one for each start",
-    )
-    parser.add_argument(
-        "--signal", choices=sorted(SIGNALS), default="TERM", help="signal of --kill (default: TERM)"
-    )
-    parser.add_argument(
-        "--missing-host",
-        nargs="+",
-        default=[],
-        metavar="host=I",
-        help="hosts that are never started",
-    )
-    parser.epilog = _EPILOG
+    signal: str = flag("", "signal of --kill", "TERM", choices=sorted(SIGNALS))
+    missing_host: tuple[str, ...] = flag("host=I", "hosts that are never started", ())
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Simulates the run, prints a summary and returns the exit code."""
     from bert_jax.apps.simulate.scenario import (
         Scenario,
@@ -91,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.apps.simulate.supervisor import Supervisor
     from bert_jax.train.preemption import EXIT_USER_ERROR
 
-    train_config = load_experiment(args).train
+    train_config = args.experiment().train
     kills = tuple(parse_kill(text, args.signal) for text in args.kill)
     log_every = logging_interval(train_config.logging.log_every, kills)
     scenario = Scenario(
@@ -116,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _host_command(args: argparse.Namespace, log_every: int) -> list[str]:
+def _host_command(args: Arguments, log_every: int) -> list[str]:
     """Returns the command of each host; `pretrain` trains fine-tuning recipes too."""
-    overrides = [*args.overrides, f"train.logging.log_every={log_every}"]
+    overrides = [*args.set, f"train.logging.log_every={log_every}"]
     command = ["pretrain", args.config, "--run", args.run, "--set", *overrides]
-    command += ["--arg", *args.arguments] if args.arguments else []
+    command += ["--arg", *args.arg] if args.arg else []
     return command + (["--init-from", args.init_from] if args.init_from else [])

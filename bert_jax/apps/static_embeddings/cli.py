@@ -1,16 +1,17 @@
 """Runs `bert-jax distill-static`: makes a static embedding model from an encoder."""
 
-import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
+from bert_jax.cli.arguments import MODEL_WITHOUT_HEAD, ModelArguments
+from bert_jax.config.flags import REQUIRED, flag
 
 logger = logging.getLogger(__name__)
 
 HELP = "distill an encoder into static embeddings, one vector for each token"
 
-_EPILOG = f"""examples:
+EPILOG = f"""examples:
   bert-jax distill-static all-MiniLM-L6-v2 --output static
   python -c "from model2vec import StaticModel; StaticModel.from_pretrained('static')"
 
@@ -22,21 +23,17 @@ of model2vec, which sentence-transformers reads, too.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --dimensions and --output."""
-    add_model_argument(parser)
-    parser.add_argument(
-        "--dimensions",
-        type=int,
-        default=256,
-        metavar="N",
-        help="components of a vector, at most the hidden size of the encoder (default: 256)",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(ModelArguments):
+    """Names the model, the size of vectors and the folder."""
+
+    dimensions: int = flag(
+        "N", "components of a vector, at most the hidden size of the encoder", 256
     )
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
-    parser.epilog = _EPILOG
+    output: str = flag("FOLDER", "new folder to write", REQUIRED)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Writes the folder and prints its size."""
     from bert_jax.apps.static_embeddings.static_model import distill_static
     from bert_jax.io.atomic_io import check_new_folder

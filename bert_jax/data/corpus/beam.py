@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from bert_jax.config.flags import REQUIRED, add_flags, flag, from_namespace
 from bert_jax.data.corpus.manifest import (
     MANIFEST_FILE,
     PLAN_FILE,
@@ -34,12 +36,7 @@ from bert_jax.data.corpus.manifest import (
 )
 from bert_jax.data.corpus.output_folder import lock_folder, open_output_folder
 from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpus, plan_from_files
-from bert_jax.data.corpus.prepare_flags import (
-    add_reading_arguments,
-    add_writing_arguments,
-    format_summary,
-    prepare_config_from_args,
-)
+from bert_jax.data.corpus.prepare_flags import FilesArguments, format_summary
 from bert_jax.data.corpus.shards import (
     finished_shard,
     read_shard_metadata,
@@ -228,6 +225,12 @@ def _ignore_progress(num_documents: int, text_size: int) -> None:
     """Does nothing: Beam's runners show progress."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Arguments(FilesArguments):
+    files: tuple[str, ...] = flag("GLOB", "text or .jsonl files, plain or compressed", REQUIRED)
+    tokenizer: str = flag("PATH", "local file or folder", REQUIRED)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -236,14 +239,11 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--files", nargs="+", required=True, metavar="GLOB")
-    parser.add_argument("--tokenizer", required=True, metavar="PATH", help="local file or folder")
-    parser.add_argument("--output", required=True, metavar="DIR")
-    add_reading_arguments(parser)
-    add_writing_arguments(parser)
-    args, beam_arguments = parser.parse_known_args(arguments)
+    add_flags(parser, _Arguments)
+    namespace, beam_arguments = parser.parse_known_args(arguments)
     try:
-        manifest = run(prepare_config_from_args(args), beam_arguments, overwrite=args.overwrite)
+        args = from_namespace(_Arguments, namespace)
+        manifest = run(args.files_config(), beam_arguments, overwrite=args.overwrite)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

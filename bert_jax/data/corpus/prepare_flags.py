@@ -1,89 +1,74 @@
 """Defines flags that `bert-jax prepare`, `bert-jax curate` and their Beam pipelines share."""
 
-import argparse
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
+from bert_jax.config.flags import REQUIRED, flag, given, positional, switch
 from bert_jax.errors import ConfigError
+from bert_jax.text.files import DocumentUnit
 
 if TYPE_CHECKING:
     from bert_jax.data.corpus.manifest import Manifest
     from bert_jax.data.corpus.plan import PrepareConfig
 
-# argparse has no public name for the base class of a parser and an argument group.
-ArgumentContainer = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+_files = partial(flag, group="with --files")
+READING_FLAGS = ("document_unit", "json_field", "encoding", "errors")
 
 
-def add_reading_arguments(parser: ArgumentContainer) -> None:
-    """Adds the flags that set how text files are read."""
-    parser.add_argument(
-        "--document-unit",
-        choices=("file", "blank-line", "line"),
-        help="unit of a plain-text file that is one document (default: file)",
+@dataclass(frozen=True, kw_only=True)
+class FilesArguments:
+    """Names text files and a tokenizer, and how the prepared corpus is written."""
+
+    files: tuple[str, ...] = flag(
+        "GLOB",
+        "text or .jsonl files, plain or compressed (.gz, .bz2, .zst); quote glob patterns",
+        (),
     )
-    parser.add_argument(
-        "--json-field", metavar="NAME", help="field of .jsonl lines with the text (default: text)"
+    output: str = flag("DIR", "folder of the prepared corpus", REQUIRED)
+    tokenizer: str | None = _files("PATH", "file or folder of a tokenizer (required)")
+    document_unit: DocumentUnit | None = _files(
+        "", "unit of a plain-text file that is one document (default: file)"
     )
-    parser.add_argument("--encoding", metavar="NAME", help="encoding of the files (default: utf-8)")
-    parser.add_argument(
-        "--errors",
-        choices=("strict", "replace", "ignore"),
-        help="treatment of bytes that are not valid text (default: strict, which is an error)",
+    json_field: str | None = _files("NAME", "field of .jsonl lines with the text (default: text)")
+    encoding: str | None = _files("NAME", "encoding of the files (default: utf-8)")
+    errors: Literal["strict", "replace", "ignore"] | None = _files(
+        "", "treatment of bytes that are not valid text (default: strict, which is an error)"
     )
-    parser.add_argument(
-        "--splitter",
-        metavar="NAME",
-        help="sentence splitter: rules (English-like languages), lines, or sentencex:LANG "
+    splitter: str | None = _files(
+        "NAME",
+        "sentence splitter: rules (English-like languages), lines, or sentencex:LANG "
         "(default: rules)",
     )
-
-
-def add_writing_arguments(parser: ArgumentContainer) -> None:
-    """Adds the flags that set how the prepared corpus is written."""
-    parser.add_argument(
-        "--shards", type=int, metavar="N", help="maximum number of shards (default: from the size)"
+    shards: int | None = flag("N", "maximum number of shards (default: from the size)")
+    max_part_tokens: int = flag(
+        "N", "maximum tokens of a record; longer documents take several", 8192
     )
-    parser.add_argument(
-        "--max-part-tokens",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="maximum tokens of a record; longer documents take several (default: 8192)",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="permission to replace a corpus that was prepared with other settings",
-    )
+    overwrite: bool = switch("permission to replace a corpus that was prepared with other settings")
 
+    def files_config(self) -> "PrepareConfig":
+        """Makes the config of text files.
 
-def prepare_config_from_args(args: argparse.Namespace) -> "PrepareConfig":
-    """Makes the config of text files from the flags.
+        Raises:
+          ConfigError: the tokenizer is missing, or a value is out of range.
+        """
+        from bert_jax.data.corpus.documents import DocumentsConfig
+        from bert_jax.data.corpus.plan import PrepareConfig
+        from bert_jax.data.corpus.sources import TextFiles
 
-    Raises:
-      ConfigError: the tokenizer is missing, or a value is out of range.
-    """
-    from bert_jax.data.corpus.documents import DocumentsConfig
-    from bert_jax.data.corpus.plan import PrepareConfig
-    from bert_jax.data.corpus.sources import TextFiles
-
-    if args.tokenizer is None:
-        raise ConfigError("--files needs --tokenizer PATH; `bert-jax tokenizer train` makes one")
-    flag_values = {
-        "document_unit": args.document_unit,
-        "json_field": args.json_field,
-        "encoding": args.encoding,
-        "errors": args.errors,
-    }
-    read_options = {name: value for name, value in flag_values.items() if value is not None}
-    return PrepareConfig(
-        source=TextFiles({"train": tuple(args.files)}, **read_options),
-        output=args.output,
-        tokenizer=args.tokenizer,
-        documents=DocumentsConfig(
-            splitter=args.splitter or "rules", max_part_tokens=args.max_part_tokens
-        ),
-        num_shards=args.shards,
-    )
+        if self.tokenizer is None:
+            raise ConfigError(
+                "--files needs --tokenizer PATH; `bert-jax tokenizer train` makes one"
+            )
+        return PrepareConfig(
+            source=TextFiles({"train": self.files}, **given(self, *READING_FLAGS)),
+            output=self.output,
+            tokenizer=self.tokenizer,
+            documents=DocumentsConfig(
+                splitter=self.splitter or "rules", max_part_tokens=self.max_part_tokens
+            ),
+            num_shards=self.shards,
+        )
 
 
 def format_summary(manifest: "Manifest", output: str) -> str:
@@ -98,14 +83,11 @@ def format_summary(manifest: "Manifest", output: str) -> str:
     return "\n".join(lines)
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RECIPE and --arg of curation."""
-    parser.add_argument("recipe", metavar="RECIPE", help="name or file of a recipe of curation")
-    parser.add_argument(
-        "--arg",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="arguments of get_config in the recipe",
+@dataclass(frozen=True, kw_only=True)
+class CurationRecipe:
+    """Names a recipe of curation and its arguments."""
+
+    recipe: str = positional("RECIPE", "name or file of a recipe of curation")
+    arg: tuple[str, ...] = flag(
+        "NAME=VALUE", "arguments of get_config in the recipe", (), action="extend"
     )

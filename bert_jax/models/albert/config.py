@@ -44,8 +44,8 @@ class AlbertConfig(TransformerConfig):
     embedding_size: int = 128
     num_hidden_groups: int = 1
     inner_group_num: int = 1
-    positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
-    hidden_act: Activation = GeluTanh()  # noqa: RUF009 (frozen)
+    positions: LearnedPositions = LearnedPositions()
+    hidden_act: Activation = GeluTanh()
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
 

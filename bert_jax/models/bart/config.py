@@ -42,7 +42,7 @@ class BartConfig(Seq2SeqTransformerConfig):
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     num_attention_heads: int = 12
-    feed_forward: FeedForward = DenseFeedForward(activation=Gelu())  # noqa: RUF009 (frozen)
+    feed_forward: FeedForward = DenseFeedForward(activation=Gelu())
     max_position_embeddings: int = 1024
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1

@@ -32,7 +32,7 @@ class BertConfig(TransformerConfig):
     pretraining_heads: ClassVar[tuple[str, ...]] = ("pooler", "masked_lm", "next_sentence")
     sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
 
-    positions: LearnedPositions | AlibiPositions = LearnedPositions()  # noqa: RUF009 (frozen)
+    positions: LearnedPositions | AlibiPositions = LearnedPositions()
 
     @classmethod
     def from_size(

@@ -60,10 +60,8 @@ class BigBirdConfig(TransformerConfig):
     span_classifier: ClassVar[SpanClassifier] = FeedForwardSpan()
 
     vocab_size: int = 50358
-    positions: LearnedPositions = LearnedPositions(  # noqa: RUF009 (frozen)
-        max_position_embeddings=4096
-    )
-    hidden_act: Activation = GeluTanh()  # noqa: RUF009 (frozen)
+    positions: LearnedPositions = LearnedPositions(max_position_embeddings=4096)
+    hidden_act: Activation = GeluTanh()
     attention: FullAttention | BlockSparseWhenLong = BlockSparseWhenLong()
     sep_token_id: int = 66  # where the question ends, for Hugging Face's question answering
 

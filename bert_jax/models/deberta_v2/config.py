@@ -53,7 +53,7 @@ class DebertaV2Config(TransformerConfig):
     )
 
     vocab_size: int = 128100
-    positions: NoPositions = NoPositions()  # noqa: RUF009 (frozen)
+    positions: NoPositions = NoPositions()
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-7
     position_buckets: int = 256

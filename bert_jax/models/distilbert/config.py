@@ -25,7 +25,7 @@ class DistilBertConfig(TransformerConfig):
 
     vocab_size: int = 30522
     num_hidden_layers: int = 6
-    positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
+    positions: LearnedPositions = LearnedPositions()
     type_vocab_size: int = 0
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class ElectraConfig(TransformerConfig):
 
     vocab_size: int = 30522
     embedding_size: int = 768
-    positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
+    positions: LearnedPositions = LearnedPositions()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,8 +54,8 @@ class EuroBertConfig(TransformerConfig):
     num_feed_forward_kernels: ClassVar[int] = 3
 
     vocab_size: int = 128_256
-    positions: NoPositions = NoPositions(max_position_embeddings=8192)  # noqa: RUF009 (frozen)
-    hidden_act: Activation = Silu()  # noqa: RUF009 (frozen)
+    positions: NoPositions = NoPositions(max_position_embeddings=8192)
+    hidden_act: Activation = Silu()
     type_vocab_size: int = 0
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
@@ -63,7 +63,7 @@ class EuroBertConfig(TransformerConfig):
     tie_word_embeddings: bool = False
     num_key_value_heads: int = 12
     rope_theta: float = 250_000.0
-    classifier_pooling: Pooling = LatePooling()  # noqa: RUF009 (frozen)
+    classifier_pooling: Pooling = LatePooling()
 
     def __post_init__(self) -> None:
         super().__post_init__()

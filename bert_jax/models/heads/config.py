@@ -157,7 +157,7 @@ class DenseClassifier:
     the first token, EuroBERT classifies what `TransformerConfig.sequence_pooling` selects.
     """
 
-    activation: Activation = Tanh()  # noqa: RUF009 (frozen)
+    activation: Activation = Tanh()
     input_dropout: bool = True  # whether dropout is applied before the dense layer
 
 

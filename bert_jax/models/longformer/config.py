@@ -51,9 +51,7 @@ class LongformerConfig(TransformerConfig):
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
 
     vocab_size: int = 50265
-    positions: PaddingOffsetPositions = PaddingOffsetPositions(  # noqa: RUF009 (frozen)
-        max_position_embeddings=4098
-    )
+    positions: PaddingOffsetPositions = PaddingOffsetPositions(max_position_embeddings=4098)
     type_vocab_size: int = 1
     layer_norm_eps: float = 1e-5
     attention_window: tuple[int, ...] = (512,) * 12

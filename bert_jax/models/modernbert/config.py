@@ -78,7 +78,7 @@ class ModernBertConfig(TransformerConfig):
     vocab_size: int = 50368
     num_hidden_layers: int = 22
     intermediate_size: int = 1152
-    positions: NoPositions = NoPositions(max_position_embeddings=8192)  # noqa: RUF009 (frozen)
+    positions: NoPositions = NoPositions(max_position_embeddings=8192)
     type_vocab_size: int = 0
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
@@ -89,7 +89,7 @@ class ModernBertConfig(TransformerConfig):
     local_attention: int = 128
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
-    classifier_pooling: Pooling = MeanPooling()  # noqa: RUF009 (frozen)
+    classifier_pooling: Pooling = MeanPooling()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ class MPNetConfig(TransformerConfig):
     supports_fused_attention: ClassVar[bool] = False  # because of the relative bias
 
     vocab_size: int = 30527
-    positions: PaddingOffsetPositions = PaddingOffsetPositions()  # noqa: RUF009 (frozen)
+    positions: PaddingOffsetPositions = PaddingOffsetPositions()
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-5
 

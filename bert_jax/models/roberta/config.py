@@ -34,7 +34,7 @@ class RobertaConfig(TransformerConfig):
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
 
     vocab_size: int = 50265
-    positions: PaddingOffsetPositions = PaddingOffsetPositions()  # noqa: RUF009 (frozen)
+    positions: PaddingOffsetPositions = PaddingOffsetPositions()
     type_vocab_size: int = 1
     layer_norm_eps: float = 1e-5
     model_type: RobertaModelType = "roberta"  # which of the models Hugging Face calls it

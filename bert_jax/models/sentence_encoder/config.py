@@ -40,7 +40,7 @@ class Dense:
     in_features: int
     out_features: int
     bias: bool = True
-    activation: Activation | None = Tanh()  # noqa: RUF009 (frozen)
+    activation: Activation | None = Tanh()
 
     def __post_init__(self) -> None:
         name = "sentence_encoder.modules: Dense"

@@ -15,7 +15,7 @@ from bert_jax.models.layers.config import Activation, Relu, check_dropout
 class DenseFeedForward:
     """Selects the feed-forward layer of two kernels: output(activation(intermediate(x)))."""
 
-    activation: Activation = Relu()  # noqa: RUF009 (frozen)
+    activation: Activation = Relu()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ class T5Config(Seq2SeqTransformerConfig):
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     num_attention_heads: int = 8
-    feed_forward: FeedForward = DenseFeedForward()  # noqa: RUF009 (frozen)
+    feed_forward: FeedForward = DenseFeedForward()
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6

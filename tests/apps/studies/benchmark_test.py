@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
-from bert_jax.__main__ import build_parser, main
+from bert_jax.__main__ import main, parse_command
 from bert_jax.apps.studies import job_runner, leaderboard
 from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
 from bert_jax.apps.studies.job_runner import JobRunner
-from bert_jax.cli.arguments.task import task_config
 from bert_jax.config.labeled_data import Glue
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
@@ -37,10 +36,10 @@ def fake_run(arguments: Sequence[str], run: Path) -> str | None:
 
     A larger learning rate gives more correct predictions. A run with seed 9 fails.
     """
-    args = build_parser().parse_args(["finetune", *arguments, "--run", str(run)])
+    args = parse_command(["finetune", *arguments, "--run", str(run)])
     if args.seed == 9:
         return "no luck"
-    task = load_task(task_config(args))
+    task = load_task(args.task_config())
     kind = kind_of(task)
     rng = np.random.default_rng([args.seed, zlib.crc32(args.task.encode())])
     found = {}

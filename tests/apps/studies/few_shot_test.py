@@ -173,8 +173,8 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     def run_jobs(runner, jobs):
         """Parses the command of each job as `bert-jax finetune` would, and writes its results."""
         for job in jobs:
-            args = cli.build_parser().parse_args(["finetune", *job.arguments, "--run", "r"])
-            data = finetune._experiment_from_flags(args).data
+            args = cli.parse_command(["finetune", *job.arguments, "--run", "r"])
+            data = finetune.make_experiment(args).data
             assert (
                 isinstance(data, FineTuningData)
                 and isinstance(data.task, FewShot)

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.__main__ import build_parser, main
+from bert_jax.__main__ import main, parse_command
 from bert_jax.apps.studies import job_runner
 from bert_jax.apps.studies.job_runner import JobRunner
 from bert_jax.apps.studies.sweep import Range, Search, parse_ranges, parse_values
 from bert_jax.apps.studies.sweep_chart import sweep_chart
-from bert_jax.cli.arguments.task import task_config
 from bert_jax.config.labeled_data import Columns
 from bert_jax.errors import ConfigError
 from bert_jax.io.atomic_io import write_json
@@ -29,16 +28,16 @@ class FakeJobRunner(JobRunner):
 
     def _run_one(self, job, bar):
         run = self._folder / job.name
-        args = build_parser().parse_args(["finetune", *job.arguments, "--run", str(run)])
+        args = parse_command(["finetune", *job.arguments, "--run", str(run)])
         seed, rate = args.seed, args.learning_rate
-        task = task_config(args)
+        task = args.task_config()
         assert isinstance(task, Columns) and task.label == "label" and Path(args.model).is_dir()
         run.mkdir(parents=True, exist_ok=True)
         with (self._folder / "journal.txt").open("a") as stream:
             stream.write(f"{job.name}\n")
         if rate > 0.5:
             return "diverged"
-        settings = {"overrides": args.overrides, "epochs": args.epochs, "batch": args.batch_size}
+        settings = {"overrides": args.set, "epochs": args.epochs, "batch": args.batch_size}
         write_json(run / "settings.json", settings)
         accuracy = 0.9 - abs(np.log10(rate) + 4) / 10 + seed / 100
         write_json(run / "evaluation.json", {"dev": {"accuracy": accuracy, "f1": accuracy / 2}})

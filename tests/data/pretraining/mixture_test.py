@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
-from bert_jax.cli.arguments.recipe import parse_mixture
+from bert_jax.cli.arguments import parse_mixture
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import (
     ConcatenatedDocuments,

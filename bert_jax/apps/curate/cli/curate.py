@@ -1,11 +1,12 @@
 """Runs `bert-jax curate`: drops bad and repeated documents of raw text, with a ledger of each."""
 
-import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.data.corpus.prepare_flags import add_recipe_arguments
+from bert_jax.config.flags import flag, switch
+from bert_jax.data.corpus.prepare_flags import CurationRecipe
 from bert_jax.errors import ConfigError
 from bert_jax.io.json_io import read_json
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 HELP = "filter and deduplicate raw text, and record what happened to each document"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
   bert-jax curate web --dry-run --tokenizer vocabulary --arg files='crawl/*.jsonl.gz'
   bert-jax curate documents --output curated --arg files='books/*.txt' document_unit=blank-line
@@ -28,29 +29,30 @@ curation.html shows them: counts, limits on histograms, examples of every reason
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RECIPE, --arg, --output, --workers, --dry-run and --tokenizer."""
-    parser.epilog = _EPILOG
-    add_recipe_arguments(parser)
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="output folder, which may be remote (gs://bucket/corpus); required without --dry-run",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(CurationRecipe):
+    """Names the recipe and the output folder."""
+
+    output: str | None = flag(
+        "DIR",
+        "output folder, which may be remote (gs://bucket/corpus); required without --dry-run",
     )
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
+    workers: int | None = flag("N", "number of processes (default: one per CPU core)")
+    dry_run: bool = switch(
+        "forecast of documents, time and disk space from a sample; writes nothing"
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="forecast of documents, time and disk space from a sample; writes nothing",
-    )
-    parser.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer of --dry-run, to forecast tokens as well"
-    )
+    tokenizer: str | None = flag("PATH", "tokenizer of --dry-run, to forecast tokens as well")
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers}: expected at least 1")
+        if self.output is None and not self.dry_run:
+            raise ConfigError("--output is missing, expected a folder; or give --dry-run")
+        if self.tokenizer is not None and not self.dry_run:
+            raise ConfigError("--tokenizer is for --dry-run: a curated corpus has no tokens")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Curates the corpus and prints what was kept and dropped."""
     from bert_jax.apps.curate.curate import curate
     from bert_jax.apps.curate.plan import check_curation
@@ -58,18 +60,13 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.apps.curate.report import REPORT_FILE, write_curation_report
     from bert_jax.config.recipes import call_recipe, load_recipe
 
-    if args.workers is not None and args.workers < 1:
-        raise ConfigError(f"--workers {args.workers}: expected at least 1")
     config = check_curation(
         call_recipe(load_recipe(args.recipe), args.arg, args.recipe), args.recipe
     )
     if args.dry_run:
         print(_forecast(config, args))
         return
-    if args.output is None:
-        raise ConfigError("--output is missing, expected a folder; or give --dry-run")
-    if args.tokenizer is not None:
-        raise ConfigError("--tokenizer is for --dry-run: a curated corpus has no tokens")
+    assert args.output is not None
     output = args.output.rstrip("/") or "/"
     with local_output(output) as folder:
         manifest = curate(config, folder, num_workers=args.workers)
@@ -80,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{summary}\nreport: {output}/{REPORT_FILE}")
 
 
-def _forecast(config: "CurationConfig", args: argparse.Namespace) -> str:
+def _forecast(config: "CurationConfig", args: Arguments) -> str:
     from bert_jax.apps.curate.sample import describe_forecast, forecast
     from bert_jax.text.load_tokenizer import load_tokenizer
 

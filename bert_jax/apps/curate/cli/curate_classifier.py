@@ -1,12 +1,15 @@
 """Runs `bert-jax curate-classifier`: trains a quality classifier for the rules of curation."""
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag
+from bert_jax.text.files import DocumentUnit
 
 HELP = "train a quality classifier from good and raw documents, for a rule of `curate`"
 
-_EPILOG = """example: documents that look like the books rather than like the crawl
+EPILOG = """example: documents that look like the books rather than like the crawl
   bert-jax curate-classifier --positive 'books/*.txt' --negative 'crawl/*.jsonl.gz' \\
       --output quality.safetensors
 
@@ -16,27 +19,19 @@ curation.html.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --positive, --negative, --document-unit, --output and the settings of training."""
-    parser.epilog = _EPILOG
-    for name, text in (("positive", "documents worth training on"), ("negative", "raw documents")):
-        parser.add_argument(
-            f"--{name}", nargs="+", required=True, metavar="FILES", help=f"{text}: patterns"
-        )
-    parser.add_argument(
-        "--document-unit",
-        choices=("file", "blank-line", "line"),
-        default="blank-line",
-        help="what a document is in a text file (default: blank-line)",
-    )
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="model file")
-    parser.add_argument(
-        "--epochs", type=int, default=5, metavar="N", help="passes over the documents (default: 5)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="order (default: 0)")
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the two sets of documents, the model file, and the settings of training."""
+
+    positive: tuple[str, ...] = flag("FILES", "documents worth training on: patterns", REQUIRED)
+    negative: tuple[str, ...] = flag("FILES", "raw documents: patterns", REQUIRED)
+    document_unit: DocumentUnit = flag("", "what a document is in a text file", "blank-line")
+    output: Path = flag("FILE", "model file", REQUIRED)
+    epochs: int = flag("N", "passes over the documents", 5)
+    seed: int = flag("N", "order", 0)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Trains, writes the model, and prints its results on held-out documents."""
     from bert_jax.apps.curate.classifier import ClassifierTraining, train_classifier
     from bert_jax.data.corpus.sources import TextFiles
@@ -44,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
 
     config = ClassifierTraining(epochs=args.epochs, seed=args.seed)
 
-    def texts(patterns: list[str]) -> Iterator[str]:
+    def texts(patterns: tuple[str, ...]) -> Iterator[str]:
         source = TextFiles(patterns, document_unit=args.document_unit)
         return map(normalize_text, source.read_texts(source.list_files()))
 

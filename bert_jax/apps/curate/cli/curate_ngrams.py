@@ -1,11 +1,14 @@
 """Runs `bert-jax curate-ngrams`: trains an n-gram model, whose perplexity rules of curation use."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag
+from bert_jax.text.files import DocumentUnit
 
 HELP = "train an n-gram model of a reference corpus, for perplexity rules of `curate`"
 
-_EPILOG = """example: drop documents that are more surprising than 99 % of such books
+EPILOG = """example: drop documents that are more surprising than 99 % of such books
   bert-jax curate-ngrams --reference 'books/*.txt' --output books.safetensors
 
 A recipe then has Rule(signal=PerplexityPercentile(model="books.safetensors"), at_most=99), or
@@ -14,29 +17,19 @@ Perplexity with a limit from the table that is printed.
 _SHOWN_PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --reference, --document-unit, --order and --output."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "--reference",
-        nargs="+",
-        required=True,
-        metavar="FILES",
-        help="files or glob patterns of the reference text",
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the reference text, the model file, and the length of n-grams."""
+
+    reference: tuple[str, ...] = flag(
+        "FILES", "files or glob patterns of the reference text", REQUIRED
     )
-    parser.add_argument(
-        "--document-unit",
-        choices=("file", "blank-line", "line"),
-        default="blank-line",
-        help="what a document is in a text file (default: blank-line)",
-    )
-    parser.add_argument(
-        "--order", type=int, default=3, metavar="N", help="words in an n-gram (default: 3)"
-    )
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="model file")
+    document_unit: DocumentUnit = flag("", "what a document is in a text file", "blank-line")
+    order: int = flag("N", "words in an n-gram", 3)
+    output: Path = flag("FILE", "model file", REQUIRED)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Trains, writes the model, and prints the perplexity of held-out documents."""
     from bert_jax.apps.curate.ngrams import train_ngrams
     from bert_jax.data.corpus.sources import TextFiles

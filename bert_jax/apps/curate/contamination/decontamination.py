@@ -382,7 +382,7 @@ class Decontamination:
     FEW_DOCUMENTS: ClassVar[int] = 10
 
     sets: tuple[EvaluationSet, ...]
-    action: Action = DropDocuments()  # noqa: RUF009 (frozen)
+    action: Action = DropDocuments()
     max_changed: float = 0.001
     max_documents: int = 10
 

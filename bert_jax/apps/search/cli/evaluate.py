@@ -1,13 +1,14 @@
 """Runs `bert-jax search evaluate`: prints how well models find the relevant texts of queries."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument, add_rerank_arguments
+from bert_jax.cli.arguments import PoolingArguments, RerankArguments
+from bert_jax.config.flags import flag, positional
 
 HELP = "evaluate retrieval by BM25, a model and a cross-encoder"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax search evaluate squad:dev-v1.1.json exported
   bert-jax search evaluate beir:scifact exported --rerank runs/cross-encoder --max-queries 300
 
@@ -17,25 +18,19 @@ relevance itself. MODEL is any model that `bert-jax embed` reads.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds DATA, MODEL, --rerank, --candidates, --max-queries, --pooling and --output."""
-    parser.add_argument("data", metavar="DATA", help="squad:FILE or beir:FOLDER")
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="sentence encoder (default: BM25 alone)"
+@dataclass(frozen=True, kw_only=True)
+class Arguments(PoolingArguments, RerankArguments):
+    """Names the queries and texts, and the models that rank them."""
+
+    data: str = positional("DATA", "squad:FILE or beir:FOLDER")
+    model: str | None = positional("MODEL", "sentence encoder (default: BM25 alone)", None)
+    max_queries: int | None = flag(
+        "N", "number of queries, a random sample; all texts are searched (default: all)"
     )
-    add_rerank_arguments(parser)
-    parser.add_argument(
-        "--max-queries",
-        type=int,
-        metavar="N",
-        help="number of queries, a random sample; all texts are searched (default: all)",
-    )
-    add_pooling_argument(parser)
-    parser.add_argument("--output", metavar="FILE", help="JSON file for the results")
-    parser.epilog = _EPILOG
+    output: str | None = flag("FILE", "JSON file for the results")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints a table with one line for each way of ranking."""
     from bert_jax.apps.search.documents import read_retrieval_set
     from bert_jax.apps.search.encoder import EmbedderEncoder

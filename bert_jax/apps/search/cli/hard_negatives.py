@@ -1,15 +1,17 @@
 """Runs `bert-jax search mine`: writes triples of pairs and their hard negatives."""
 
-import argparse
 import json
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from bert_jax.cli.arguments.prediction import add_model_argument
-from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument
+from bert_jax.cli.arguments import ModelArguments, PoolingArguments
+from bert_jax.config.flags import REQUIRED, flag, positional
 
 HELP = "find hard negatives for pairs of a query and a relevant text"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax search mine exported pairs.jsonl --output triples.jsonl
   bert-jax search mine exported pairs.csv --query question --positive answer \\
       --corpus passages.txt --relative-margin 0.05 --output triples.jsonl
@@ -20,53 +22,38 @@ those of mine_hard_negatives in sentence-transformers.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, PAIRS, --output, the columns, --corpus and what chooses the negatives."""
-    add_model_argument(parser)
-    parser.add_argument("pairs", metavar="PAIRS", help="file with queries and relevant texts")
-    parser.add_argument("--output", metavar="FILE", required=True, help="JSONL file of the triples")
-    parser.add_argument(
-        "--query", metavar="COLUMN", default="anchor", help="column of queries (default: anchor)"
-    )
-    parser.add_argument(
-        "--positive",
-        metavar="COLUMN",
-        default="positive",
-        help="column of relevant texts (default: positive)",
-    )
-    parser.add_argument(
-        "--corpus",
-        metavar="FILE",
-        nargs="+",
-        default=[],
-        help="files of texts that may be negatives, besides the positives of other queries",
-    )
-    group = parser.add_argument_group("choice of negatives")
-    for flag, default, text in (
-        ("--num-negatives", 3, "negatives for each pair (default: 3)"),
-        ("--range-min", 0, "nearest texts that are left out (default: 0)"),
-        ("--range-max", None, "nearest texts that are considered (default: enough of them)"),
-    ):
-        group.add_argument(flag, type=int, metavar="N", default=default, help=text)
-    for flag, text in (
-        ("--absolute-margin", "smallest difference of the scores of positive and negative"),
-        ("--relative-margin", "the same as a fraction of the positive's score"),
-        ("--max-score", "largest score of a negative"),
-        ("--min-score", "smallest score of a negative"),
-    ):
-        group.add_argument(flag, type=float, metavar="X", help=text)
-    group.add_argument(
-        "--sampling",
-        choices=("top", "random"),
-        default="top",
-        help="the nearest of the remaining texts, or a random sample (default: top)",
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample")
-    add_pooling_argument(parser)
-    parser.epilog = _EPILOG
+_choice = partial(flag, group="choice of negatives")
 
 
-def run(args: argparse.Namespace) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(PoolingArguments, ModelArguments):
+    """Names the model and the pairs, and says which texts are negatives."""
+
+    pairs: str = positional("PAIRS", "file with queries and relevant texts")
+    output: str = flag("FILE", "JSONL file of the triples", REQUIRED)
+    query: str = flag("COLUMN", "column of queries", "anchor")
+    positive: str = flag("COLUMN", "column of relevant texts", "positive")
+    corpus: tuple[str, ...] = flag(
+        "FILE", "files of texts that may be negatives, besides the positives of other queries", ()
+    )
+    num_negatives: int = _choice("N", "negatives for each pair", 3)
+    range_min: int = _choice("N", "nearest texts that are left out", 0)
+    range_max: int | None = _choice(
+        "N", "nearest texts that are considered (default: enough of them)"
+    )
+    absolute_margin: float | None = _choice(
+        "X", "smallest difference of the scores of positive and negative"
+    )
+    relative_margin: float | None = _choice("X", "the same as a fraction of the positive's score")
+    max_score: float | None = _choice("X", "largest score of a negative")
+    min_score: float | None = _choice("X", "smallest score of a negative")
+    sampling: Literal["top", "random"] = _choice(
+        "", "the nearest of the remaining texts, or a random sample", "top"
+    )
+    seed: int = _choice("N", "seed of the sample", 0)
+
+
+def run(args: Arguments) -> None:
     """Writes the triples and prints their number."""
     from bert_jax.apps.search.documents import read_collection
     from bert_jax.apps.search.encoder import EmbedderEncoder

@@ -1,14 +1,19 @@
 """Runs `bert-jax search index`: embeds a collection of texts and writes an index folder."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
-from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument
+from bert_jax.cli.arguments import (
+    MODEL_WITHOUT_HEAD,
+    EncodingArguments,
+    ModelArguments,
+    PoolingArguments,
+)
+from bert_jax.config.flags import REQUIRED, flag, switch
 
 HELP = "embed a collection of texts for search"
 
-_EPILOG = f"""examples:
+EPILOG = f"""examples:
   bert-jax search index exported --file 'books/*.txt' --output index
   bert-jax search index exported --file corpus.jsonl --output index --approximate
 
@@ -21,36 +26,22 @@ Run the same command again after an interruption: it continues with the vectors 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --file, --output, --pooling, --approximate and the encoding of the files."""
-    add_model_argument(parser)
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        nargs="+",
-        required=True,
-        help=".txt or .jsonl files, plain or compressed (.gz, .bz2, .zst), or glob patterns",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(EncodingArguments, PoolingArguments, ModelArguments):
+    """Names the model, the texts and the index."""
+
+    file: tuple[str, ...] = flag(
+        "FILE",
+        ".txt or .jsonl files, plain or compressed (.gz, .bz2, .zst), or glob patterns",
+        REQUIRED,
     )
-    parser.add_argument("--output", metavar="INDEX", required=True, help="folder of the index")
-    add_pooling_argument(parser)
-    parser.add_argument(
-        "--approximate",
-        action="store_true",
-        help="a graph for approximate search as well, for millions of texts (needs usearch)",
+    output: str = flag("INDEX", "folder of the index", REQUIRED)
+    approximate: bool = switch(
+        "a graph for approximate search as well, for millions of texts (needs usearch)"
     )
-    parser.add_argument(
-        "--encoding", default="utf-8", help="encoding of the texts (default: utf-8)"
-    )
-    parser.add_argument(
-        "--errors",
-        choices=("strict", "replace", "ignore"),
-        default="strict",
-        help="treatment of bytes that are not valid text (default: strict, which is an error)",
-    )
-    parser.epilog = _EPILOG
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Writes the index and prints its size."""
     from bert_jax.apps.search.documents import read_collection
     from bert_jax.apps.search.encoder import EmbedderEncoder

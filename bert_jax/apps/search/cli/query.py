@@ -1,19 +1,18 @@
 """Runs `bert-jax search query`: prints the texts of an index that fit a query best."""
 
-import argparse
 import json
 import textwrap
-from typing import TYPE_CHECKING
-
-from bert_jax.cli.arguments.sentence_encoder import add_rerank_arguments
-from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from bert_jax.apps.search.index import Hit, Method
+from bert_jax.cli.arguments import RerankArguments, TextArguments, text_groups
+from bert_jax.config.flags import flag, positional, switch
 
 HELP = "find the texts of an index that fit a query"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax search query index "Who repairs the nets?"
   bert-jax search query index --file questions.txt --method hybrid --json > found.jsonl
   bert-jax search query index "Who repairs the nets?" --rerank runs/cross-encoder
@@ -31,31 +30,21 @@ _DEFAULT_TOP_K = 10
 _TEXT_WIDTH, _MAX_TEXT_LINES = 100, 4
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds INDEX, the queries, --top-k, --method, --rerank, --candidates, --model and --json."""
-    parser.add_argument("index", metavar="INDEX", help="folder of the index")
-    add_text_arguments(parser)
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        metavar="K",
-        help=f"texts for each query (default: {_DEFAULT_TOP_K}, or all if there are fewer)",
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RerankArguments, TextArguments):
+    """Names the index, the queries, and the way of ranking."""
+
+    index: str = positional("INDEX", "folder of the index")
+    texts: tuple[str, ...] = positional("TEXT", "text to read", ())
+    top_k: int | None = flag(
+        "K", f"texts for each query (default: {_DEFAULT_TOP_K}, or all if there are fewer)"
     )
-    parser.add_argument(
-        "--method",
-        choices=("dense", "approximate", "bm25", "hybrid"),
-        default="dense",
-        help="way of ranking (default: dense)",
-    )
-    add_rerank_arguments(parser)
-    parser.add_argument(
-        "--model", metavar="MODEL", help="copy of the index's model (default: its path in INDEX)"
-    )
-    parser.add_argument("--json", action="store_true", help="output as JSON lines")
-    parser.epilog = _EPILOG
+    method: Literal["dense", "approximate", "bm25", "hybrid"] = flag("", "way of ranking", "dense")
+    model: str | None = flag("MODEL", "copy of the index's model (default: its path in INDEX)")
+    json: bool = switch("output as JSON lines")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints the texts for each query, in order."""
     from bert_jax.apps.search.encoder import EmbedderEncoder
     from bert_jax.apps.search.index import Lexical, SearchIndex, rerank_hits

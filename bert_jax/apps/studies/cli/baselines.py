@@ -1,12 +1,14 @@
 """Runs `bert-jax baselines`: computes n-gram losses on the held-out positions of a run."""
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import positional
 
 HELP = "compare the held-out masked-LM loss of a run with n-gram models"
 
-_EPILOG = """example:
+EPILOG = """example:
   bert-jax baselines runs/tiny
 
 Fits a unigram and an interpolated bigram model on the corpus that the run was trained on, and
@@ -15,15 +17,14 @@ losses are in nats per masked token.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN."""
-    parser.add_argument(
-        "run_folder", metavar="RUN", help="run folder of a run with a held-out corpus"
-    )
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the run."""
+
+    run_folder: str = positional("RUN", "run folder of a run with a held-out corpus")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints the losses as one JSON line."""
     from bert_jax.apps.studies.ngram_comparison import compare_with_ngrams
 

@@ -1,10 +1,11 @@
 """Runs `bert-jax few-shot`: learns a GLUE task from few examples of each class, in several ways."""
 
-import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from bert_jax.config.flags import REQUIRED, flag, positional
 from bert_jax.config.labeled_data import Glue, GlueName
 from bert_jax.data.finetuning.glue_prompts import GLUE_PROMPTS
 from bert_jax.errors import ConfigError, did_you_mean
@@ -27,7 +28,7 @@ _METHODS = (
 )
 _ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax few-shot sst2 exported --glue-dir glue_data --shots 0 --output runs/zero
   bert-jax few-shot rte exported --glue-dir glue_data --output runs/rte --prompt words.json
 
@@ -55,84 +56,47 @@ failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TASK, MODEL, --output, the sample, the methods and their hyperparameters."""
-    parser.add_argument("task", metavar="TASK", help="sst2, cola, mnli, qnli, rte, mrpc or qqp")
-    parser.add_argument(
-        "model", metavar="MODEL", help="pretrained model: a run folder or a Hugging Face folder"
-    )
-    parser.add_argument(
-        "--glue-dir", metavar="DIR", required=True, help="folder with CoLA/train.tsv and so on"
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", required=True, help="folder of all runs and results"
-    )
-    parser.add_argument(
-        "--shots",
-        type=int,
-        default=16,
-        metavar="K",
-        help="training examples of each class; 0 for the zero-shot methods only (default: 16)",
-    )
-    parser.add_argument(
-        "--seeds",
-        nargs="+",
-        type=int,
-        default=[13, 21, 42, 87, 100],
-        metavar="N",
-        help="seeds of the samples and the runs (default: 13 21 42 87 100, as in LM-BFF)",
-    )
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        choices=_METHODS,
-        metavar="METHOD",
-        help="methods to compare (default: all)",
-    )
-    parser.add_argument(
-        "--prompt",
-        default="lm-bff",
-        metavar="NAME",
-        help="published prompt, or a .json file (default: lm-bff)",
-    )
-    _add_training_arguments(parser)
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the task, the model, the sample, the methods and their hyperparameters."""
 
-
-def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the hyperparameters of fine-tuning, lora and prompt-tuning; SetFit has its own."""
-    parser.add_argument(
-        "--epochs",
-        type=float,
-        metavar="N",
-        help="training epochs (default: as many as give 200 updates; three times as many with "
-        "lora)",
+    task: str = positional("TASK", "sst2, cola, mnli, qnli, rte, mrpc or qqp")
+    model: str = positional("MODEL", "pretrained model: a run folder or a Hugging Face folder")
+    glue_dir: str = flag("DIR", "folder with CoLA/train.tsv and so on", REQUIRED)
+    output: str = flag("FOLDER", "folder of all runs and results", REQUIRED)
+    shots: int = flag("K", "training examples of each class; 0 for the zero-shot methods only", 16)
+    seeds: tuple[int, ...] = flag(
+        "N",
+        "seeds of the samples and the runs (default: 13 21 42 87 100, as in LM-BFF)",
+        (13, 21, 42, 87, 100),
     )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=8,
-        metavar="N",
-        help="sequences of a training batch (default: 8)",
+    methods: tuple[str, ...] = flag(
+        "METHOD", "methods to compare (default: all)", (), choices=_METHODS
     )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        metavar="RATE",
-        help="peak learning rate of fine-tuning, lora and prompt-tuning (default: that of "
+    prompt: str = flag("NAME", "published prompt, or a .json file", "lm-bff")
+    epochs: float | None = flag(
+        "N",
+        "training epochs (default: as many as give 200 updates; three times as many with lora)",
+    )
+    batch_size: int = flag("N", "sequences of a training batch", 8)
+    learning_rate: float | None = flag(
+        "RATE",
+        "peak learning rate of fine-tuning, lora and prompt-tuning (default: that of "
         "`bert-jax finetune`)",
     )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        default=128,
-        metavar="TOKENS",
-        help="maximum length of a sequence; not used by tf-idf, nearest-class-mean and "
-        "logistic-regression (default: 128)",
+    max_length: int = flag(
+        "TOKENS",
+        "maximum length of a sequence; not used by tf-idf, nearest-class-mean and "
+        "logistic-regression",
+        128,
     )
 
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: expected different seeds")
 
-def run(args: argparse.Namespace) -> int:
+
+def run(args: Arguments) -> int:
     """Runs the comparison; returns 0, 1 if a run failed, 75 if stopped."""
     from bert_jax.apps.studies.few_shot import FewShotStudy
     from bert_jax.apps.studies.few_shot_config import FewShotConfig, settings_json
@@ -141,14 +105,12 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.pretrained.initial import check_model_exists
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
-    if len(set(args.seeds)) < len(args.seeds):
-        raise ConfigError(f"--seeds {' '.join(map(str, args.seeds))}: expected different seeds")
     config = FewShotConfig(
         task=_glue_task(args),
         model=args.model,
         shots=args.shots,
-        seeds=tuple(args.seeds),
-        methods=tuple(args.methods or (_METHODS if args.shots else _ZERO_SHOT)),
+        seeds=args.seeds,
+        methods=args.methods or (_METHODS if args.shots else _ZERO_SHOT),
         prompt=args.prompt,
         epochs=args.epochs,
         batch_size=args.batch_size,
@@ -173,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
-def _glue_task(args: argparse.Namespace) -> Glue:
+def _glue_task(args: Arguments) -> Glue:
     name = args.task.removeprefix("glue/")
     if name not in GLUE_PROMPTS:
         raise ConfigError(

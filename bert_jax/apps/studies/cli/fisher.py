@@ -1,11 +1,13 @@
 """Runs `bert-jax fisher`: estimates the Fisher information of a pretrained model, for EWC."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag, positional
 
 HELP = "estimate the Fisher information of each weight on pretraining text, for EWC"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax fisher exported --corpus prepared --output fisher.safetensors
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte \\
       --set 'train.tuning.weight_anchor={"type": "EWC", "fisher": "fisher.safetensors"}'
@@ -16,29 +18,17 @@ pretraining text.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --corpus, --output and --num-examples."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="pretrained model: a run folder or an export"
-    )
-    parser.add_argument(
-        "--corpus",
-        metavar="FOLDER",
-        required=True,
-        help="general text, prepared with `bert-jax prepare`",
-    )
-    parser.add_argument("--output", metavar="FILE", required=True, help="new .safetensors file")
-    parser.add_argument(
-        "--num-examples",
-        type=int,
-        default=512,
-        metavar="N",
-        help="sequences of the corpus to use (default: 512)",
-    )
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the model, the text and the file."""
+
+    model: str = positional("MODEL", "pretrained model: a run folder or an export")
+    corpus: str = flag("FOLDER", "general text, prepared with `bert-jax prepare`", REQUIRED)
+    output: str = flag("FILE", "new .safetensors file", REQUIRED)
+    num_examples: int = flag("N", "sequences of the corpus to use", 512)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Writes the file of Fisher information."""
     from bert_jax.io.atomic_io import check_writable
     from bert_jax.pretrained.load import load_model

@@ -1,12 +1,14 @@
 """Runs `bert-jax forgetting`: compares masked-LM losses before and after fine-tuning."""
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag, positional
 
 HELP = "measure the masked-LM loss on general text before and after fine-tuning"
 
-_EPILOG = """example:
+EPILOG = """example:
   bert-jax forgetting exported runs/rte --corpus prepared/heldout
 
 Prints one JSON line: losses (nats) and accuracies of both encoders at the same masked positions,
@@ -14,31 +16,17 @@ both with the masked-LM head of BEFORE, and the change of each parameter relativ
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds BEFORE, AFTER, --corpus and --num-examples."""
-    parser.add_argument(
-        "before", metavar="BEFORE", help="pretrained model: a run folder or an export"
-    )
-    parser.add_argument(
-        "after", metavar="AFTER", help="the same model, fine-tuned: a run folder or an export"
-    )
-    parser.add_argument(
-        "--corpus",
-        metavar="FOLDER",
-        required=True,
-        help="general text, prepared with `bert-jax prepare`",
-    )
-    parser.add_argument(
-        "--num-examples",
-        type=int,
-        default=512,
-        metavar="N",
-        help="sequences of the corpus to use (default: 512)",
-    )
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the two models and the text."""
+
+    before: str = positional("BEFORE", "pretrained model: a run folder or an export")
+    after: str = positional("AFTER", "the same model, fine-tuned: a run folder or an export")
+    corpus: str = flag("FOLDER", "general text, prepared with `bert-jax prepare`", REQUIRED)
+    num_examples: int = flag("N", "sequences of the corpus to use", 512)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints losses, accuracies and parameter changes as one JSON line."""
     from bert_jax.apps.studies.forgetting import measure_forgetting
     from bert_jax.pretrained.load import load_model

@@ -1,25 +1,19 @@
 """Runs `bert-jax glue`: fine-tunes on all GLUE tasks over several seeds and writes a table."""
 
-import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bert_jax.cli.arguments.task import (
-    add_contamination_argument,
-    add_num_seeds_argument,
-    seeds_from_count,
-)
+from bert_jax.cli.arguments import CONTAMINATION, PRETRAINED, seeds_from_count
+from bert_jax.config.flags import REQUIRED, flag, switch
+from bert_jax.config.labeled_data import GLUE_NAMES
 from bert_jax.errors import ConfigError
-
-if TYPE_CHECKING:
-    from bert_jax.apps.studies.job_shards import JobShard
 
 logger = logging.getLogger(__name__)
 
 HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax glue --glue-dir glue_data --model exported --output runs/glue --zip
   bert-jax glue --glue-dir glue_data --model exported --output runs/paper --num-seeds 5 \\
       --batch-size 16 32 --learning-rate 5e-5 3e-5 2e-5 --epochs 2 3 4
@@ -41,110 +35,65 @@ for the diagnostic set, and the majority class for WNLI. Exit codes: 0 done, 1 a
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the data, the model, --output, and the settings of the benchmark."""
-    # This config module imports nothing heavy, so --help stays fast.
-    from bert_jax.config.labeled_data import GLUE_NAMES
+_TASKS = tuple(name for name in GLUE_NAMES if name != "ax")
 
-    tasks = [name for name in GLUE_NAMES if name != "ax"]
-    parser.add_argument(
-        "--glue-dir", metavar="DIR", required=True, help="folder with CoLA/train.tsv and so on"
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the data, the model and the output folder, and the settings of the benchmark."""
+
+    glue_dir: str = flag("DIR", "folder with CoLA/train.tsv and so on", REQUIRED)
+    model: str = flag("", PRETRAINED, REQUIRED)
+    output: str = flag("FOLDER", "folder of all runs and results", REQUIRED)
+    tasks: tuple[str, ...] = flag("TASK", "tasks to run", _TASKS, choices=_TASKS)
+    num_seeds: int = flag("N", "number of runs of each setting, with the seeds 0 to N-1", 3)
+    epochs: tuple[float, ...] = flag("N", "training epochs (default: 3)", (3.0,))
+    batch_size: tuple[int, ...] = flag("N", "sequences of a batch", (32,))
+    learning_rate: tuple[float, ...] = flag(
+        "RATE",
+        "peak learning rate (default: 5e-5); of several epochs, batch sizes and learning "
+        "rates, every combination is run",
+        (5e-5,),
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", required=True, help="folder of all runs and results"
-    )
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        choices=tasks,
-        default=tasks,
-        metavar="TASK",
-        help=f"tasks to run (default: {' '.join(tasks)})",
-    )
-    add_num_seeds_argument(parser, default=3)
-    _add_hyperparameters(parser)
-    parser.add_argument(
-        "--mnli-init",
+    max_length: int | None = flag("TOKENS", "maximum length of a sequence (default: 128)")
+    mnli_init: str | None = flag(
+        "MODEL",
+        "MNLI model that RTE, MRPC and STS-B start from (without MODEL: the MNLI run of this "
+        "benchmark with the same seed)",
         nargs="?",
         const="",
-        metavar="MODEL",
-        help="MNLI model that RTE, MRPC and STS-B start from (without MODEL: the MNLI run of this "
-        "benchmark with the same seed)",
     )
-    add_contamination_argument(parser)
-    _add_shard_arguments(parser)
-    parser.add_argument("--zip", action="store_true", help="submission.zip for the leaderboard")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="FIELD=VALUE",
-        nargs="+",
-        default=[],
-        help="fields of the config of every run, as in train.tuning.layerwise_lr_decay=0.9",
-    )
-    parser.epilog = _EPILOG
-
-
-def _add_shard_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --num-shards and --shard."""
-    parser.add_argument(
-        "--num-shards",
-        type=int,
-        metavar="N",
-        help="number of processes that split the runs",
-    )
-    parser.add_argument(
-        "--shard", type=int, metavar="I", help="index of this process, from 0 to N-1"
+    contamination: str | None = flag("DIR", CONTAMINATION)
+    num_shards: int | None = flag("N", "number of processes that split the runs")
+    shard: int | None = flag("I", "index of this process, from 0 to N-1")
+    zip: bool = switch("submission.zip for the leaderboard")
+    set: tuple[str, ...] = flag(
+        "FIELD=VALUE",
+        "fields of the config of every run, as in train.tuning.layerwise_lr_decay=0.9",
+        (),
     )
 
-
-def _add_hyperparameters(parser: argparse.ArgumentParser) -> None:
-    """Adds the hyperparameters, each with one or several values."""
-    parser.add_argument(
-        "--epochs",
-        nargs="+",
-        type=float,
-        default=[3.0],
-        metavar="N",
-        help="training epochs (default: 3)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        nargs="+",
-        type=int,
-        default=[32],
-        metavar="N",
-        help="sequences of a batch (default: 32)",
-    )
-    parser.add_argument(
-        "--learning-rate",
-        nargs="+",
-        type=float,
-        default=[5e-5],
-        metavar="RATE",
-        help="peak learning rate (default: 5e-5); of several epochs, batch sizes and learning "
-        "rates, every combination is run",
-    )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="maximum length of a sequence (default: 128)",
-    )
+    def __post_init__(self) -> None:
+        if (self.num_shards is None) != (self.shard is None):
+            raise ConfigError(
+                "only one of --num-shards N and --shard I is given; expected both or neither"
+            )
+        if self.num_shards is not None and self.mnli_init == "":
+            raise ConfigError(
+                "--mnli-init without a model cannot be combined with --num-shards, because the "
+                "MNLI runs must finish first: run --tasks mnli in shards, then the other tasks "
+                f"with --mnli-init {self.output}/mnli/seed-0 and another --output"
+            )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Runs the benchmark; returns 0, 1 if a run failed, 75 if stopped."""
     from dataclasses import asdict
 
     from bert_jax.apps.studies import benchmark_table, leaderboard
     from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
     from bert_jax.apps.studies.job_runner import Interrupted, JobRunner
+    from bert_jax.apps.studies.job_shards import JobShard
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.io.atomic_io import write_json
     from bert_jax.pretrained.initial import check_model_exists
@@ -153,16 +102,18 @@ def run(args: argparse.Namespace) -> int:
     benchmark_config = BenchmarkConfig(
         glue_dir=args.glue_dir,
         model=args.model,
-        tasks=tuple(args.tasks),
-        seeds=seeds_from_count(args),
-        epochs=tuple(args.epochs),
-        batch_size=tuple(args.batch_size),
-        learning_rate=tuple(args.learning_rate),
+        tasks=args.tasks,
+        seeds=seeds_from_count(args.num_seeds),
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
         max_length=args.max_length,
         mnli_init=SAME_SEED_MNLI if args.mnli_init == "" else args.mnli_init,
-        overrides=tuple(args.overrides),
+        overrides=args.set,
     )
-    output, shard = Path(args.output), _parse_shard(args)
+    output, shard = Path(args.output), None
+    if args.shard is not None and args.num_shards is not None:
+        shard = JobShard(index=args.shard, count=args.num_shards)
     with JobRunner(output, shard=shard) as runner:
         benchmark = Benchmark(benchmark_config, output)
         fixed_settings = {
@@ -189,21 +140,3 @@ def run(args: argparse.Namespace) -> int:
     for job, reason in failed.items():
         logger.error("%s failed: %s", job, reason)
     return EXIT_USER_ERROR if failed else EXIT_DONE
-
-
-def _parse_shard(args: argparse.Namespace) -> "JobShard | None":
-    from bert_jax.apps.studies.job_shards import JobShard
-
-    if (args.num_shards is None) != (args.shard is None):
-        raise ConfigError(
-            "only one of --num-shards N and --shard I is given; expected both or neither"
-        )
-    if args.num_shards is None:
-        return None
-    if args.mnli_init == "":
-        raise ConfigError(
-            "--mnli-init without a model cannot be combined with --num-shards, because the MNLI "
-            "runs must finish first: run --tasks mnli in shards, then the other tasks with "
-            f"--mnli-init {args.output}/mnli/seed-0 and another --output"
-        )
-    return JobShard(index=args.shard, count=args.num_shards)

@@ -1,24 +1,20 @@
 """Runs `bert-jax sweep`: searches over hyperparameters of a fine-tuning run."""
 
-import argparse
 import logging
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.arguments.task import (
-    add_num_seeds_argument,
-    add_task_arguments,
-    seeds_from_count,
-    task_command,
-    task_config,
-)
+from bert_jax.cli.arguments import PRETRAINED, TaskArguments, seeds_from_count
+from bert_jax.config.flags import REQUIRED, flag, flag_name, given
 from bert_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 HELP = "search over hyperparameters of a fine-tuning run, in a grid or at random"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax sweep glue/rte --glue-dir glue_data --model exported --output runs/rte-grid \\
       --grid batch_size=16,32 learning_rate=5e-5,3e-5,2e-5 epochs=2,3,4
   bert-jax sweep glue/rte --glue-dir glue_data --model exported --output runs/rte-random \\
@@ -37,67 +33,35 @@ Files written: results.json, table.md, and table.html with a plot for each field
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TASK with its flags, the model, the search space, and the settings of all runs."""
-    add_task_arguments(parser)
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", required=True, help="folder of all runs and results"
-    )
-    search = parser.add_argument_group("search space")
-    search.add_argument(
-        "--grid",
-        nargs="+",
-        metavar="FIELD=V1,V2",
-        default=[],
-        help="values to combine in a grid; with --random, values to sample from",
-    )
-    search.add_argument("--random", type=int, metavar="N", help="number of random samples")
-    search.add_argument(
-        "--range",
-        dest="ranges",
-        nargs="+",
-        metavar="FIELD=LOW..HIGH[:log]",
-        default=[],
-        help="interval to sample from, with --random; :log for a log-uniform distribution",
-    )
-    search.add_argument(
-        "--search-seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed of the samples (default: 0)",
-    )
-    shared = parser.add_argument_group("settings of all runs")
-    add_num_seeds_argument(shared, default=1)
-    shared.add_argument(
-        "--epochs", type=float, metavar="N", help="training epochs (default: as in finetune)"
-    )
-    shared.add_argument(
-        "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
-    )
-    shared.add_argument(
-        "--learning-rate", type=float, metavar="RATE", help="peak learning rate (default: 5e-5)"
-    )
-    shared.add_argument(
-        "--max-length", type=int, metavar="TOKENS", help="maximum length of a sequence"
-    )
-    shared.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="FIELD=VALUE",
-        nargs="+",
-        default=[],
-        help="fields of the config of every run",
-    )
-    parser.epilog = _EPILOG
+_space = partial(flag, group="search space")
+_shared = partial(flag, group="settings of all runs")
 
 
-def run(args: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments):
+    """Names the task and the model, the search space, and the settings of all runs."""
+
+    model: str = flag("", PRETRAINED, REQUIRED)
+    output: str = flag("FOLDER", "folder of all runs and results", REQUIRED)
+    grid: tuple[str, ...] = _space(
+        "FIELD=V1,V2", "values to combine in a grid; with --random, values to sample from", ()
+    )
+    random: int | None = _space("N", "number of random samples")
+    range: tuple[str, ...] = _space(
+        "FIELD=LOW..HIGH[:log]",
+        "interval to sample from, with --random; :log for a log-uniform distribution",
+        (),
+    )
+    search_seed: int = _space("N", "random seed of the samples", 0)
+    num_seeds: int = _shared("N", "number of runs of each setting, with the seeds 0 to N-1", 1)
+    epochs: float | None = _shared("N", "training epochs (default: as in finetune)")
+    batch_size: int | None = _shared("N", "sequences of a batch (default: 32)")
+    learning_rate: float | None = _shared("RATE", "peak learning rate (default: 5e-5)")
+    max_length: int | None = _shared("TOKENS", "maximum length of a sequence")
+    set: tuple[str, ...] = _shared("FIELD=VALUE", "fields of the config of every run", ())
+
+
+def run(args: Arguments) -> int:
     """Runs the sweep; returns 0, 1 if a run failed, 75 if stopped."""
     from bert_jax.apps.studies import sweep
     from bert_jax.apps.studies.job_runner import Interrupted, JobRunner
@@ -108,14 +72,15 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.pretrained.initial import check_model_exists
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
-    config, shared, seeds = task_config(args), _shared_settings(args), seeds_from_count(args)
+    config, seeds = args.task_config(), seeds_from_count(args.num_seeds)
+    shared = _shared_settings(args)
     search = sweep.Search(
         values=sweep.parse_values(args.grid),
-        ranges=sweep.parse_ranges(args.ranges),
+        ranges=sweep.parse_ranges(args.range),
         num_samples=args.random,
         seed=args.search_seed,
     )
-    _check_not_set_twice(search, shared, args.overrides)
+    _check_not_set_twice(search, shared, args.set)
     output = Path(args.output)
     with JobRunner(output) as runner:
         task = load_task(config)
@@ -123,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             if split not in task.splits:
                 raise UserError(f"{task.name} has no {split} examples, which a sweep needs")
         fixed_settings = {"task": args.task, "data": to_json(config), "model": args.model}
-        fixed_settings |= {"shared": shared, "overrides": args.overrides}
+        fixed_settings |= {"shared": shared, "overrides": [*args.set]}
         trials = _trials(args, seeds, search.settings(), shared, len(task.splits["train"]))
         check_model_exists(args.model)
         runner.write_or_check_settings(fixed_settings)
@@ -145,13 +110,13 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
-def _shared_settings(args: argparse.Namespace) -> dict[str, Any]:
+def _shared_settings(args: Arguments) -> dict[str, Any]:
     from bert_jax.apps.studies.sweep_trials import FLAG_SETTINGS
 
-    return {flag: value for flag in FLAG_SETTINGS if (value := getattr(args, flag)) is not None}
+    return given(args, *FLAG_SETTINGS)
 
 
-def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: list[str]) -> None:
+def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: tuple[str, ...]) -> None:
     """Raises ConfigError for a field that is both searched over and set for all runs."""
     fixed = {*shared, *(assignment.partition("=")[0] for assignment in overrides)}
     for field in (*search.values, *search.ranges):
@@ -160,7 +125,7 @@ def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: list[st
 
 
 def _trials(
-    args: argparse.Namespace,
+    args: Arguments,
     seeds: tuple[int, ...],
     settings: list[dict[str, Any]],
     shared: dict[str, Any],
@@ -168,16 +133,15 @@ def _trials(
 ) -> list[Any]:
     from bert_jax.apps.studies.sweep_trials import Trial, setting_name
 
-    base = task_command(args)
-    for flag, value in shared.items():
-        base.append(f"--{flag.replace('_', '-')}={value}")
+    base = args.command()
+    base += [f"{flag_name(name)}={value}" for name, value in shared.items()]
     return [
         Trial(
             folder=setting_name(setting),
             setting=setting,
             seeds=seeds,
             base_arguments=tuple(base),
-            overrides=tuple(args.overrides),
+            overrides=args.set,
             models={seed: args.model for seed in seeds},
             cost=num_examples * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
         )

@@ -1,16 +1,17 @@
 """Runs `bert-jax recipes`: lists the shipped recipes with their arguments, or prints one."""
 
-import argparse
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from bert_jax.config.flags import positional
 from bert_jax.config.recipes import find_recipe, import_file, shipped_recipes
 
 HELP = "list the shipped recipes and their arguments, or print the source of one"
 
-_EPILOG = """examples:
+EPILOG = """examples:
   bert-jax recipes
   bert-jax recipes small_corpus > my_recipe.py
   bert-jax pretrain my_recipe.py --run runs/mine --arg corpus=prepared/train
@@ -20,15 +21,14 @@ file; `finetune` takes either with --config. Arguments in square brackets may be
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NAME."""
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="recipe to print (default: list all recipes)"
-    )
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the recipe to print."""
+
+    name: str | None = positional("NAME", "recipe to print (default: list all recipes)", None)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints the list, or the source of the named recipe."""
     if args.name is not None:
         print(find_recipe(args.name).read_text(), end="")

@@ -1,14 +1,14 @@
 """Runs `bert-jax fill-mask`: prints the most likely tokens at each mask, as JSON lines."""
 
-import argparse
 import json
+from dataclasses import dataclass
 
-from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
-from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
+from bert_jax.cli.arguments import MODEL_WITHOUT_HEAD, ModelArguments, TextArguments, text_groups
+from bert_jax.config.flags import flag
 
 HELP = "predict the tokens at the [MASK]s (RoBERTa: <mask>) of texts"
 
-_EPILOG = f"""examples:
+EPILOG = f"""examples:
   bert-jax fill-mask exported "Paris is the [MASK] of France."
   bert-jax fill-mask runs/tiny --top-k 3 --file questions.txt > answers.jsonl
 
@@ -18,17 +18,14 @@ An empty line of a file or of standard input has no masks.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, the texts and --top-k."""
-    add_model_argument(parser)
-    add_text_arguments(parser)
-    parser.add_argument(
-        "--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default: 5)"
-    )
-    parser.epilog = _EPILOG
+@dataclass(frozen=True, kw_only=True)
+class Arguments(TextArguments, ModelArguments):
+    """Names the model, the texts, and how many tokens are printed."""
+
+    top_k: int = flag("K", "candidates for each mask", 5)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     from bert_jax.predict.fill_mask import FillMask
     from bert_jax.pretrained.load import load_model

@@ -1,0 +1,143 @@
+"""Turns a frozen dataclass into the flags of a command, and a parsed command into the dataclass.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        model: str = positional("MODEL", "run folder or exported model")
+        batch_size: int = flag("N", "sequences computed at once", 32)
+        truncation: Literal["head", "tail"] | None = flag("", "part that is read of a long text")
+
+A field is the one place where a flag has its name (`--batch-size`), type, default and help; what
+flags may not be combined is checked in `__post_init__`. The type says how the words of the command
+are read: `tuple[T, ...]` takes several, `Literal` is a choice, and `bool | None` makes `--name` and
+`--no-name`. Inherited fields are flags that several commands share.
+"""
+
+import argparse
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+REQUIRED: Any = dataclasses.MISSING
+"""The default of a flag that must be given."""
+
+
+def flag(
+    metavar: str | tuple[str, ...],
+    help: str,
+    default: Any = None,
+    *,
+    group: str = "",
+    **settings: Any,
+) -> Any:
+    """Makes a field that `--name` sets.
+
+    Args:
+      metavar: what stands for the value in `--help`; "" for the choices or the name.
+      help: a noun phrase; " (default: ...)" is added to it unless it has one.
+      group: heading in `--help`.
+      settings: further arguments of `add_argument`, such as `type`, a function of the word, which
+        may raise ValueError or argparse.ArgumentTypeError.
+    """
+    settings |= {"help": help, "metavar": metavar or None}
+    return dataclasses.field(default=default, metadata={"group": group, "settings": settings})
+
+
+def positional(metavar: str, help: str, default: Any = REQUIRED, **settings: Any) -> Any:
+    """Makes a field that a word without a flag sets; without it, `default` holds if it is given."""
+    settings |= {"help": help, "metavar": metavar}
+    metadata = {"group": "", "settings": settings, "positional": True}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def switch(help: str, default: bool | None = False, *, group: str = "") -> Any:
+    """Makes a field that `--name` sets to True."""
+    return flag("", help, default, group=group, action="store_true")
+
+
+def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
+    """Adds the fields of a dataclass to a parser, in their order."""
+    hints = typing.get_type_hints(arguments)
+    groups: dict[str, Any] = {"": parser}
+    for field in dataclasses.fields(arguments):
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        settings = {**_settings_of_type(field, hints[field.name]), **field.metadata["settings"]}
+        if settings["metavar"] is None or settings.get("action") == "store_true":
+            settings.pop("metavar")
+        settings["help"] += _default_text(field, settings["help"])
+        is_positional = field.metadata.get("positional", False)
+        if not is_positional:
+            settings["required"] = field.default is REQUIRED
+        name = field.name if is_positional else flag_name(field.name)
+        # A flag that is not given leaves no attribute, and the dataclass has the default.
+        groups[group].add_argument(name, default=argparse.SUPPRESS, **settings)
+
+
+def _settings_of_type(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
+    """Returns the arguments of `add_argument` that follow from the type of a field."""
+    settings = field.metadata["settings"]
+    if "type" in settings or settings.get("action") == "store_true":
+        return {}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = (member for member in typing.get_args(hint) if member is not types.NoneType)
+    is_positional, has_default = "positional" in field.metadata, field.default is not REQUIRED
+    found: dict[str, Any] = {}
+    if typing.get_origin(hint) is tuple:
+        hint = typing.get_args(hint)[0]
+        if settings.get("action") != "append":
+            found["nargs"] = "*" if is_positional and has_default else "+"
+    elif is_positional and has_default:
+        found["nargs"] = "?"
+    if typing.get_origin(hint) is typing.Literal:
+        return {**found, "choices": typing.get_args(hint)}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {**found, "type": hint}
+
+
+def _default_text(field: "dataclasses.Field[Any]", help_text: str) -> str:
+    value = field.default
+    if value in (None, False, "", (), REQUIRED) or "(default" in help_text:
+        return ""
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f" (default: {shown})".replace("%", "%%")
+
+
+def flag_name(field: str) -> str:
+    """Returns "--batch-size" for "batch_size"."""
+    return f"--{field.replace('_', '-')}"
+
+
+def from_namespace(arguments: type[T], namespace: argparse.Namespace) -> T:
+    """Makes the dataclass of `add_flags` from a parsed command.
+
+    Raises:
+      ConfigError: flags are given that exclude each other, or that a value needs others.
+    """
+    values = vars(namespace)
+    given = {f.name: values[f.name] for f in _fields(arguments) if f.name in values}
+    return arguments(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+
+
+def given(args: Any, *names: str, of: type | None = None) -> dict[str, Any]:
+    """Returns {field: value} of the flags that were given with another value than their default.
+
+    Args:
+      names: fields to look at; none: all fields of the class `of`.
+    """
+    defaults = {field.name: field.default for field in _fields(of or type(args))}
+    values = {name: getattr(args, name) for name in names or defaults}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def first_given(args: Any, *names: str, of: type | None = None) -> str | None:
+    """Returns the first of the flags that was given, as "--batch-size"; None if none was."""
+    return next((flag_name(name) for name in given(args, *names, of=of)), None)
+
+
+def _fields(arguments: type) -> "tuple[dataclasses.Field[Any], ...]":
+    return dataclasses.fields(typing.cast(Any, arguments))
