@@ -58,10 +58,10 @@ def switch(help: str, default: bool | None = False, *, group: str = "") -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
-    """Adds the fields of a dataclass to a parser, in their order."""
+    """Adds the fields of a dataclass to a parser, words that may be omitted after the others."""
     hints = typing.get_type_hints(arguments)
     groups: dict[str, Any] = {"": parser}
-    for field in dataclasses.fields(arguments):
+    for field in sorted(dataclasses.fields(arguments), key=_may_be_omitted):
         group = field.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
@@ -77,6 +77,10 @@ def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
         groups[group].add_argument(name, default=argparse.SUPPRESS, **settings)
 
 
+def _may_be_omitted(field: "dataclasses.Field[Any]") -> bool:
+    return "positional" in field.metadata and field.default is not REQUIRED
+
+
 def _settings_of_type(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
     """Returns the arguments of `add_argument` that follow from the type of a field."""
     settings = field.metadata["settings"]
@@ -84,13 +88,12 @@ def _settings_of_type(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, A
         return {}
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (member for member in typing.get_args(hint) if member is not types.NoneType)
-    is_positional, has_default = "positional" in field.metadata, field.default is not REQUIRED
     found: dict[str, Any] = {}
     if typing.get_origin(hint) is tuple:
         hint = typing.get_args(hint)[0]
         if settings.get("action") != "append":
-            found["nargs"] = "*" if is_positional and has_default else "+"
-    elif is_positional and has_default:
+            found["nargs"] = "*" if _may_be_omitted(field) else "+"
+    elif _may_be_omitted(field):
         found["nargs"] = "?"
     if typing.get_origin(hint) is typing.Literal:
         return {**found, "choices": typing.get_args(hint)}

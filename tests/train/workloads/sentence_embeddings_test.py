@@ -165,7 +165,8 @@ def test_processes_are_joined_before_anything_is_read(folder, capsys, monkeypatc
         raise UserError("joining processes")
 
     monkeypatch.setattr("bert_jax.parallel.processes.initialize", initialize)
-    assert main(["embed-train", "nli", "--model", "missing", "--run", f"{folder}/errors"]) == 1
+    command = ["embed-train", "nli", "--snli-dir", "missing", "--model", "missing"]
+    assert main([*command, "--run", f"{folder}/errors"]) == 1
     assert "joining processes" in capsys.readouterr().err
 
 

@@ -35,7 +35,6 @@ class Arguments(RerankArguments, TextArguments):
     """Names the index, the queries, and the way of ranking."""
 
     index: str = positional("INDEX", "folder of the index")
-    texts: tuple[str, ...] = positional("TEXT", "text to read", ())
     top_k: int | None = flag(
         "K", f"texts for each query (default: {_DEFAULT_TOP_K}, or all if there are fewer)"
     )
