@@ -8,7 +8,7 @@ A step is a forward and backward pass, clipping to norm 1, and an AdamW update, 
 same model sizes, batches, and masked positions for all implementations:
 
     bert_jax     the step as `bert-jax pretrain` compiles it
-    plain-jax    `plain_jax.py`: BERT as one would first write it in JAX
+    plain-jax    `examples/bert_in_one_page.py`: BERT as one would first write it in JAX
     hf-eager     transformers' BertForPreTraining as users call it, with labels (-100 at positions
                  that are not predicted), SDPA attention, and fused AdamW
     hf-compile   the same under torch.compile

@@ -1,7 +1,9 @@
 """Builds the step of each implementation that `pretrain_step.py` measures, for the same batch."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pretrain_step_families import FAMILIES, objective_config, torch_losses
@@ -108,20 +110,31 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
 
 
 def plain_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
-    """Builds the step of `plain_jax.py`."""
+    """Builds the step of `examples/bert_in_one_page.py`, with the sizes of BERT."""
     import jax
-    from plain_jax import init, make_step
 
     from bert_jax.models.bert.config import BertConfig
 
-    config = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
-    update, optimizer = make_step(config, case.dtype)
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    from bert_in_one_page import Config, init, make_optimizer, make_step
+
+    bert = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    config = Config(
+        vocab_size=bert.vocab_size,
+        hidden_size=bert.hidden_size,
+        num_hidden_layers=bert.num_hidden_layers,
+        num_attention_heads=bert.num_attention_heads,
+        intermediate_size=bert.intermediate_size,
+        dtype=case.dtype,
+    )
+    optimizer = make_optimizer()
+    update = make_step(config, optimizer)
     params = init(config, jax.random.key(0))
     state, batch = optimizer.init(params), jax.device_put(random_batch(case))
 
     def step() -> None:
         nonlocal params, state
-        params, state, _ = update(params, state, batch, jax.random.key(1))
+        params, state, *_ = update(params, state, batch, jax.random.key(1))
         jax.block_until_ready(params)
 
     return step
