@@ -13,7 +13,7 @@ TASKS="${TASKS:-all}"                   # or a list: rte,mrpc,stsb
 BATCH="${BATCH:-128}"                   # a multiple of 32
 MAX_HOURS="${MAX_HOURS:-3}"             # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "model=$MODEL" --data "glue=$GLUE" "$@" -- \
   finetune --config configs/finetune/glue_mixture.py --arg model=@data/model glue_dir=@data/glue \
   "tasks=$TASKS" "batch_size=$BATCH"

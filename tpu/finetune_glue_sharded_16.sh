@@ -12,6 +12,6 @@ MODEL="${MODEL:-$BUCKET/models/bert}"   # from `bert-jax export`, or a Hugging F
 GLUE="${GLUE:-$BUCKET/data/glue}"       # contains CoLA/train.tsv and so on
 MAX_HOURS="${MAX_HOURS:-3}"             # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "model=$MODEL" --data "glue=$GLUE" "$@" -- \
   glue --glue-dir @data/glue --model @data/model --num-seeds 5 --zip

@@ -17,7 +17,7 @@ EVAL_EVERY="${EVAL_EVERY:-10000}"       # updates
 BATCH="${BATCH:-128}"                   # a multiple of 16
 MAX_HOURS="${MAX_HOURS:-6}"             # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "model=$MODEL" --data "glue=$GLUE" "$@" -- \
   finetune --config configs/finetune/text_to_text.py --arg model=@data/model glue_dir=@data/glue \
   "tasks=$TASKS" "steps=$STEPS" "eval_every=$EVAL_EVERY" "batch_size=$BATCH" bfloat16=true \

@@ -106,12 +106,13 @@ class GcloudError(UserError):
     """Reports a failed gcloud command: its message and what to do about it."""
 
     def __init__(self, argv: Sequence[str], message: str):
-        self.kind, advice = _explain(message)
+        self.kind, advice = explain(message)
         text = " ".join(message.split()) or "it printed no message"
         super().__init__(f"{' '.join(argv[:5])} ...: {text}\n  what to do: {advice}")
 
 
-def _explain(message: str) -> tuple[ErrorKind, str]:
+def explain(message: str) -> tuple[ErrorKind, str]:
+    """Returns the kind of an error and what to do about it."""
     for kind, pattern, advice in ERRORS:
         if re.search(pattern, message, re.DOTALL):
             return kind, advice

@@ -9,7 +9,7 @@ Everything about a run is in one folder of the bucket:
         run/                           the run folder, with run/checkpoints
         attempts/<n>/host-<i>.log      of the n-th slice of the run
         attempts/<n>/host-<i>.exit-75  the host's trainer has exited with code 75
-        attempts/<n>/STOP              the user has ended this attempt; nothing is restarted
+        STOP                           the user has ended the run; nothing is restarted
 
 Uses only the standard library and runs on Python 3.10, which TPU VM images ship.
 """

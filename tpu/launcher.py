@@ -13,11 +13,11 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.parallel.tpu_slices import Slice
 from tpu import TPUCTL, code_archive, job, restart_policy
 from tpu.code_archive import CodeArchive
-from tpu.gcloud import Gcloud, GcloudError, reject_secrets
+from tpu.gcloud import Gcloud, GcloudError, explain, reject_secrets
 from tpu.job import EXIT_CONFIG, EXIT_FAILED, Job, Rental
 from tpu.queued_resource import QueuedResource
 from tpu.recipe_check import check_recipe
-from tpu.restart_policy import SAVE_SECONDS, History, Limits, Observation, decide
+from tpu.restart_policy import SAVE_SECONDS, STOPPED, History, Limits, Observation, decide
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Run:
         limits = Limits(hosts=slice_type.hosts, max_hours=hours, wait_hours=self.rental.wait_hours)
         history = dataclasses.replace(self.read_history(), exit_code=None, unproductive=0)
         # A launch resumes a run that was stopped.
-        self.gcloud.find("storage", "rm", f"{self.job.attempt_url(history.attempt)}/STOP")
+        self.gcloud.find("storage", "rm", f"{self.job.url}/STOP")
         while history.exit_code is None:
             try:
                 seen = self.observe(history.attempt)
@@ -58,7 +58,7 @@ class Run:
                 logger.warning("%s", error)
             time.sleep(_TURN_SECONDS if history.exit_code is None else 0)
         logger.info("%s", history.reason)
-        if history.reason != "stopped on request":  # then the command `stop` deletes it
+        if history.reason != STOPPED:  # then the command `stop` deletes it
             self.delete_and_wait()
         self.write_history(history)
         return history.exit_code
@@ -68,11 +68,12 @@ class Run:
             try:
                 self.slice.create()
             except GcloudError as error:
-                if error.kind in _HOPELESS:
-                    return dataclasses.replace(
-                        history, phase="idle", exit_code=EXIT_CONFIG, reason=str(error)
-                    )
-                raise
+                if error.kind not in _HOPELESS:
+                    raise  # the next turn tries it again
+                reason = str(error)
+                return dataclasses.replace(
+                    history, phase="idle", exit_code=EXIT_CONFIG, reason=reason
+                )
         elif action == "start":
             self.start_trainers(history.attempt, hours - history.billed_seconds / 3600)
             return dataclasses.replace(history, phase="training", phase_time=time.time())
@@ -90,16 +91,19 @@ class Run:
           GcloudError: something cannot be read.
         """
         status = self.slice.status()
-        names = (self._list(f"{self.job.attempt_url(attempt)}/")) if attempt else []
+        names = self._list(f"{self.job.attempt_url(attempt)}/")
         exits = (re.fullmatch(r"host-(\d+)\.exit-(\d+)", name) for name in names)
         seen_hosts = {name.split(".")[0] for name in names}
         hosts = range(self.job.slice_type.hosts)
+        kind, advice = explain(status.detail)
+        is_hopeless = status.state == "lost" and kind in _HOPELESS
         return Observation(
             slice=status.state,
             detail=status.detail,
+            hopeless=f"{status.detail}\n  what to do: {advice}" if is_hopeless else "",
             exit_codes={int(found[1]): int(found[2]) for found in exits if found},
             silent_hosts=tuple(host for host in hosts if f"host-{host}" not in seen_hosts),
-            stop_requested="STOP" in names,
+            stop_requested=bool(self.gcloud.find("storage", "ls", f"{self.job.url}/STOP")),
             progress=self.progress(),
         )
 
@@ -151,9 +155,7 @@ class Run:
         """
         history = self.read_history()
         # The restart loop, which may run on another machine, obeys this object.
-        self.gcloud.run(
-            "storage", "cp", "-", f"{self.job.attempt_url(history.attempt)}/STOP", stdin="stop\n"
-        )
+        self.gcloud.run("storage", "cp", "-", f"{self.job.url}/STOP", stdin="stop\n")
         if save and (self.gcloud.dry_run or self.slice.status().state == "ready"):
             try:
                 self.stop_trainers(history.attempt)
@@ -178,9 +180,11 @@ class Run:
         deadline = time.time() + _DELETE_SECONDS
         while True:
             try:
-                if not self.gcloud.dry_run and self.slice.status().state == "absent":
+                state = "ready" if self.gcloud.dry_run else self.slice.status().state
+                if state == "absent":
                     break
-                self.slice.delete()
+                if state != "deleting":
+                    self.slice.delete()
             except GcloudError as error:
                 logger.warning("%s", error)
             if self.gcloud.dry_run:

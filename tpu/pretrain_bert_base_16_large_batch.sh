@@ -12,7 +12,7 @@ CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/ and heldout/, from `be
 BATCH="${BATCH:-4096}"
 MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert_large_batch.py --arg size=base "batch_size=$BATCH" \
   tpu=true parallelism=fsdp gradient_accumulation_steps=1 gradient_accumulation_steps_long=4 \

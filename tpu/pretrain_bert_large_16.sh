@@ -11,7 +11,7 @@ RUN_ID="${RUN_ID:-bert-large}"
 CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/ and heldout/, from `bert-jax prepare`
 MAX_HOURS="${MAX_HOURS:-24}"            # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert.py --arg size=large tpu=true parallelism=fsdp \
   corpus=@data/corpus/train heldout=@data/corpus/heldout

@@ -11,7 +11,7 @@ RUN_ID="${RUN_ID:-roberta-base}"
 CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/ and heldout/, from `bert-jax prepare`
 MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/roberta.py --arg size=base tpu=true parallelism=fsdp steps=125000 \
   batch_size=2048 learning_rate=5e-4 warmup_steps=10000 gradient_accumulation_steps=2 \

@@ -7,6 +7,8 @@ The rules, in order of precedence:
    code 1, unless this attempt has written a new checkpoint.
 3. Everything else is retried on a new slice, after the old one is gone. Three attempts in a row
    without a new checkpoint end the run; one that was asked to save does not count.
+4. A request for a slice is repeated until it succeeds or the time in the queue is over, except
+   after an error that would occur again, such as missing quota.
 """
 
 from collections.abc import Mapping
@@ -19,6 +21,9 @@ from tpu.queued_resource import SliceState
 SAVE_SECONDS = 600
 """The longest time in which trainers save after a request to stop."""
 
+STOPPED = "stopped on request"
+"""The reason of a run that was ended by `stop` or `down`, which delete the slice themselves."""
+
 Action = Literal["create", "start", "delete", "wait", "save", "end"]
 
 _FATAL_CODES = (2, 64, EXIT_CONFIG)
@@ -27,7 +32,7 @@ _EXIT_WAIT_SECONDS = (
     300  # the other hosts notice after 100 s that one is gone, and upload their logs
 )
 _START_SECONDS = 1800  # from the creation of machines to the start, and from that to the first log
-_LISTING_SECONDS = 120  # in which a new queued resource becomes visible
+_RETRY_SECONDS = 300  # after a queued resource has failed
 _MAX_ATTEMPTS = 3
 
 
@@ -40,6 +45,7 @@ class History:
       phase: "queued" from the request for a slice, "starting" from the creation of its machines,
         "training" from the start of the trainers.
       phase_time: when the phase began.
+      retry_time: when a slice may be requested again.
       time: of the last turn, in seconds since 1970.
       billed_seconds: for which slices existed outside the queue.
       progress: newest checkpoint (or number of finished jobs) when the last attempt ended.
@@ -51,6 +57,7 @@ class History:
     attempt: int = 0
     phase: Literal["idle", "queued", "starting", "training"] = "idle"
     phase_time: float = 0.0
+    retry_time: float = 0.0
     time: float = 0.0
     billed_seconds: float = 0.0
     progress: int = 0
@@ -65,12 +72,14 @@ class Observation:
     """Holds what one turn has read: the slice, the attempt's folder, and the checkpoints.
 
     Attributes:
+      hopeless: why the request for a slice has failed, if it would fail again.
       exit_codes: host -> exit code of its trainer.
       silent_hosts: hosts that have written nothing to the attempt's folder.
     """
 
     slice: SliceState
     detail: str = ""
+    hopeless: str = ""
     exit_codes: Mapping[int, int] = field(default_factory=dict[int, int])
     silent_hosts: tuple[int, ...] = ()
     stop_requested: bool = False
@@ -98,7 +107,7 @@ def decide(
     fatal = [(host, code) for host, code in sorted(codes.items()) if code in _FATAL_CODES]
     save_seconds = min(SAVE_SECONDS, 360 * limits.max_hours)  # a tenth of short runs
     if seen.stop_requested:
-        return _end(history, EXIT_SAVED, "stopped on request")
+        return _end(history, EXIT_SAVED, STOPPED)
     if len(codes) == limits.hosts and not any(codes.values()):
         return _end(history, EXIT_DONE, "done")
     if fatal and not is_idle:
@@ -112,27 +121,37 @@ def decide(
             history = replace(history, attempt=attempt, phase="queued", phase_time=now)
             return replace(history, first_exit=None), "create"
         return history, "wait" if seen.slice == "deleting" else "delete"
+    if seen.hopeless and history.phase != "training":
+        return _end(history, EXIT_CONFIG, seen.hopeless)
+    if history.phase == "queued":
+        return _queued_turn(history, seen, limits, now)
     elapsed = now - history.phase_time
-    if seen.slice == "absent" and history.phase == "queued" and elapsed < _LISTING_SECONDS:
-        return history, "wait"
     if seen.slice in ("absent", "lost", "deleting"):
         return _retry(history, seen, now, f"the slice is gone ({seen.detail})")
     waited = now - (history.first_exit or now)
     if codes and (len(codes) == limits.hosts or waited >= _EXIT_WAIT_SECONDS):
         exits = ", ".join(f"host {host}: {describe_exit(code)}" for host, code in codes.items())
         return _retry(history, seen, now, exits)
-    if seen.slice == "waiting":
-        if elapsed >= 3600 * limits.wait_hours:
-            return _end(
-                history, EXIT_SAVED, f"no slice was available in {limits.wait_hours:g} hours"
-            )
-        return history, "wait"
     if history.phase == "starting":
         if elapsed >= _START_SECONDS:
             return _retry(history, seen, now, f"not started after 30 minutes ({seen.detail})")
         return history, "start" if seen.slice == "ready" else "wait"
     if seen.silent_hosts and elapsed >= _START_SECONDS:
         return _retry(history, seen, now, f"host {seen.silent_hosts[0]} has written no log")
+    return history, "wait"
+
+
+def _queued_turn(
+    history: History, seen: Observation, limits: Limits, now: float
+) -> tuple[History, Action]:
+    if now - history.phase_time >= 3600 * limits.wait_hours:
+        reason = f"no slice was available in {limits.wait_hours:g} hours"
+        return _end(history, EXIT_SAVED, reason)
+    if seen.slice == "lost":
+        reason = f"the request has failed ({seen.detail})"
+        return replace(history, reason=reason, retry_time=now + _RETRY_SECONDS), "delete"
+    if seen.slice == "absent" and now >= history.retry_time:
+        return history, "create"
     return history, "wait"
 
 

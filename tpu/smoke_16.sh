@@ -13,7 +13,7 @@ STEPS="${STEPS:-500}"
 BATCH="${BATCH:-256}"                   # a multiple of 32
 MAX_HOURS="${MAX_HOURS:-1}"             # slice hours of all attempts together
 
-tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
+exec tpu/tpuctl "${BERT_TPU_VERB:-launch}" --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" \
   --max-hours "$MAX_HOURS" --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert.py --arg size=tiny "steps=$STEPS" "batch_size=$BATCH" \
   corpus=@data/corpus/train

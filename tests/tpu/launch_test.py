@@ -96,10 +96,19 @@ def test_run_survives_a_preemption(cloud, trainers):
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
 def test_failed_queued_resource_is_deleted_and_requested_again(cloud, trainers, state):
-    cloud.script(slices={f"{SLICE}-1": {"queue": state, "error": "no capacity"}})
+    failed = {"queue": state, "error": "There is no more capacity in the zone"}
+    cloud.script(slices={f"{SLICE}-{number}": failed for number in range(1, 5)})
     assert launch() == 0
-    assert len(cloud.commands("queued-resources create")) == 2 and attempts(trainers) == [2]
+    assert len(cloud.commands("queued-resources create")) == 5 and attempts(trainers) == [1]
     assert "--force" in cloud.commands("queued-resources delete")[0]
+    assert trainers.clock.now - 1e9 >= 4 * 300
+
+
+def test_queued_resource_that_failed_for_quota_ends_the_run(cloud, trainers, capsys):
+    cloud.script(slices={"*": {"queue": "FAILED", "error": QUOTA}})
+    assert launch() == 78
+    output = capsys.readouterr().err
+    assert QUOTA in output and "IAM & Admin > Quotas" in output and not cloud.slices()
 
 
 def test_three_lost_slices_without_a_checkpoint_end_the_run(cloud, trainers, capsys):
@@ -137,7 +146,7 @@ def test_stockout_is_tried_again(cloud, trainers, capsys):
     text = "There is no more capacity in the zone"
     cloud.script(fail=[{"match": "queued-resources create", "times": 2, "text": text}])
     assert launch() == 0
-    assert len(cloud.commands("queued-resources create")) == 3 and attempts(trainers)[-1:]
+    assert len(cloud.commands("queued-resources create")) == 3 and attempts(trainers) == [1]
     assert "SkyPilot (tpu/sky/) tries all zones" in capsys.readouterr().err
 
 

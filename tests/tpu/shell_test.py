@@ -53,7 +53,7 @@ def test_bash_parses_shell_files(file: Path):
 def test_recipes_are_short_and_call_the_launcher_once(file: Path):
     text = file.read_text()
     assert len(text.splitlines()) < 30 and os.access(file, os.X_OK)
-    assert "\nset -euo pipefail\n" in text and text.count("\ntpu/tpuctl ") == 1
+    assert "\nset -euo pipefail\n" in text and text.count("\nexec tpu/tpuctl ") == 1
 
 
 # One of each mode of a job: a single process on all hosts, and shards.
@@ -84,6 +84,14 @@ def test_recipes_require_a_bucket(cloud: FakeCloud):
     environment = {name: value for name, value in os.environ.items() if name != "BUCKET"}
     done = subprocess.run([str(RECIPES[0])], capture_output=True, text=True, env=environment)
     assert done.returncode != 0 and "set BUCKET=gs://..." in done.stderr
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+def test_recipes_run_on_hosts_of_skypilot(cloud: FakeCloud, file: Path):
+    """Tests that the job is accepted; then the worker finds that this machine is no host."""
+    environment = {**os.environ, "BUCKET": "gs://my-bucket", "BERT_TPU_VERB": "work", "CORPUS": ""}
+    done = subprocess.run([str(file)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and "error: this machine is not a host of a slice" in done.stderr
 
 
 def commands() -> list[str]:
