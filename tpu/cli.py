@@ -13,12 +13,13 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.log_handler import set_up_logging
 from bert_jax.parallel.tpu_slices import all_slices, find_slice, prices_as_of
-from tpu import TPUCTL, launcher, worker
+from tpu import TPUCTL, code_archive, launcher, worker
 from tpu.gcloud import Gcloud, redact
 from tpu.job import CAPACITIES, EXIT_DONE, Job, Rental
 from tpu.launcher import Run
@@ -221,7 +222,7 @@ def _launch(args: argparse.Namespace) -> int:
     job = _make_job(args)
     _check_rental_flags(args)
     project, zone = _project(args, gcloud), _zone(args, gcloud, job)
-    archive = launcher.pack_code()
+    archive = code_archive.pack(Path(__file__).resolve().parents[1])
     rental = Rental(
         code=archive.sha,
         project=project,

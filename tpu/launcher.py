@@ -7,11 +7,10 @@ import os
 import re
 import shlex
 import time
-from pathlib import Path
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.parallel.tpu_slices import Slice
-from tpu import TPUCTL, code_archive, job, restart_policy
+from tpu import TPUCTL, job, restart_policy
 from tpu.code_archive import CodeArchive
 from tpu.gcloud import Gcloud, GcloudError, explain, reject_secrets
 from tpu.job import EXIT_CONFIG, EXIT_FAILED, Job, Rental
@@ -21,7 +20,6 @@ from tpu.restart_policy import SAVE_SECONDS, STOPPED, History, Limits, Observati
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[1]
 _TURN_SECONDS = float(os.environ.get("BERT_TPU_TURN_SECONDS", "30"))
 _DELETE_SECONDS = 1800
 _HOPELESS = ("auth", "api", "quota", "offer", "permission", "flag")
@@ -326,8 +324,3 @@ def choose_zone(slice_type: Slice, location: str, bucket: str, zone: str | None)
         f"bucket in one of {', '.join(sorted({each.rpartition('-')[0] for each in zones}))}, or "
         "pass --zone"
     )
-
-
-def pack_code() -> CodeArchive:
-    """Returns the code of this checkout or installation."""
-    return code_archive.pack(ROOT)

@@ -78,7 +78,8 @@ class QueuedResource:
             flags.append(f"--service-account={rental.service_account}")
         if rental.internal_ips:
             flags.append("--internal-ips")
-        self._tpus("queued-resources", "create", name, *flags, "--async", "--quiet")
+        words = ("queued-resources", "create", name, *flags, "--async", "--quiet")
+        self._gcloud.run("compute", "tpus", *words)
 
     def delete(self) -> None:
         """Requests the deletion of the slice, if there is one.
@@ -141,6 +142,3 @@ class QueuedResource:
         words = (kind, "describe", self._job.slice_name, *self._location, "--format=json")
         found = self._gcloud.find("compute", "tpus", *words)
         return None if not found else json.loads(found)
-
-    def _tpus(self, *words: str) -> None:
-        self._gcloud.run("compute", "tpus", *words)

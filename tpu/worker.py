@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -127,6 +128,9 @@ class _Worker:
             self._log.info(f"error: {error}")
             is_permanent = isinstance(error, GcloudError) and error.kind in ("permission", "absent")
             code = EXIT_CONFIG if is_permanent else EXIT_NOT_READY
+        except Exception:  # without an exit code, the slice would be rented until the limit
+            self._log.info(f"error: unexpected error in the worker:\n{traceback.format_exc()}")
+            code = EXIT_FAILED
         self._log.info(f"exit code {code}")
         self._upload_log()
         self._copy("cp", "-", f"{self._folder}/host-{number}.exit-{code}", stdin=f"{code}\n")

@@ -3,11 +3,14 @@
 Covers tpu/cli.py, tpu/job.py, tpu/recipe_check.py, and the checks in tpu/launcher.py.
 """
 
+import inspect
 import shutil
 import sys
 
 import pytest
 
+from bert_jax.config.recipes import load_recipe, shipped_recipes
+from bert_jax.errors import ConfigError
 from tests.helpers.tpu.cloud import (
     DATA,
     LAUNCH,
@@ -20,6 +23,7 @@ from tests.helpers.tpu.cloud import (
     tpuctl,
 )
 from tpu.job import from_json
+from tpu.recipe_check import check_recipe
 
 RECIPE = ("--", "pretrain", "configs/pretrain/bert.py", "--arg")
 
@@ -140,6 +144,20 @@ def test_invalid_jobs_are_reported(cloud: FakeCloud, trainers: Trainers, capsys,
 def test_recipe_paths_that_exist_on_hosts(cloud, trainers, words):
     (cloud.folder / "gcs/bucket/data/wiki/recipe.py").touch()
     assert tpuctl("launch", *LAUNCH, *DATA, "--", "pretrain", *words) == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_recipes() if name.startswith(("pretrain/", "finetune/"))]
+)
+def test_every_shipped_recipe_can_be_launched(name: str):
+    file = f"configs/{name}.py"
+    parameters = inspect.signature(load_recipe(ROOT / file)).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty]
+    command = ("pretrain",) if name.startswith("pretrain/") else ("finetune", "--config")
+    arguments = (*command, file, "--arg", *(f"{each}=x" for each in required))
+    check_recipe(arguments, [file])
+    with pytest.raises(ConfigError, match=f"{file} needs --arg {required[0]}="):
+        check_recipe((*command, file), [file])
 
 
 @pytest.mark.parametrize("words", [("cola", "--model", "@data/wiki"), ("mine.tsv",)])

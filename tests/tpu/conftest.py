@@ -29,7 +29,7 @@ def trainers(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> Trainers:
     found = Trainers(cloud, clock)
     monkeypatch.setattr("tpu.gcloud._execute", execute)
     monkeypatch.setattr("tpu.launcher.time", clock)
-    monkeypatch.setattr("tpu.launcher.pack_code", lambda: CODE)
+    monkeypatch.setattr("tpu.code_archive.pack", lambda root: CODE)
     monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.hosts._once", found.remote)
     monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.tpus.time", clock)
     return found

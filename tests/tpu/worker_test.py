@@ -206,6 +206,13 @@ def test_failed_installation_may_work_on_another_slice(pod: Pod, tmp_path: Path)
     assert "no network" in pod.log(0) and "could not be installed" in pod.log(0)
 
 
+def test_unexpected_error_is_reported(pod: Pod):
+    pod.home(0).joinpath("bert_jax/runs/r1").mkdir(parents=True)
+    pod.home(0).joinpath("bert_jax/runs/r1/data").write_text("a file, not a folder")
+    assert pod.run(0, *POD) == 1
+    assert "unexpected error in the worker" in pod.log(0) and "NotADirectoryError" in pod.log(0)
+
+
 def test_each_chip_runs_a_shard_and_host_0_writes_the_table(pod: Pod):
     started = [pod.start(host, *GLUE) for host in range(4)]
     for process in started:
