@@ -25,7 +25,7 @@ from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.metrics.ner_metrics import entity_spans
-from bert_jax.tasks.registry import head_spec
+from bert_jax.tasks.registry import head_spec, kind_of_head
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text.word_offsets import word_offsets
 
@@ -112,7 +112,7 @@ class TaskService:
     @property
     def has_one_output(self) -> bool:
         """Returns whether the model gives one number for a text or a pair, as rerankers do."""
-        return self.kind.output_field is not None
+        return kind_of_head(self.head).output_field is not None
 
     @property
     def is_number(self) -> bool:
@@ -121,7 +121,7 @@ class TaskService:
         That is so for regression, and for a cross-encoder that was trained without a sigmoid.
         """
         is_identity = getattr(self.head, "activation", None) == Identity()
-        return self.kind.output_field == "value" or is_identity
+        return kind_of_head(self.head).output_field == "value" or is_identity
 
     def predict(
         self,
