@@ -65,8 +65,8 @@ def run(args: Arguments) -> None:
 
 
 def _task_config(args: Arguments) -> "PrepareConfig":
-    from bert_jax.data.corpus.documents import DocumentsConfig
     from bert_jax.data.corpus.plan import PrepareConfig
+    from bert_jax.data.corpus.shards import DocumentsConfig
     from bert_jax.data.corpus.sources import RegisteredTask
 
     assert args.task is not None

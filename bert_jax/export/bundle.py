@@ -19,8 +19,7 @@ from safetensors.numpy import save_file
 from bert_jax.config.config_lib import to_json
 from bert_jax.export import load_bundle
 from bert_jax.export.load_bundle import FORMAT, INFO, Bundle
-from bert_jax.export.outputs import ShippedNetwork
-from bert_jax.export.sample_texts import largest_difference, sample_texts, text_batch
+from bert_jax.export.outputs import ShippedNetwork, largest_difference, sample_texts, text_batch
 from bert_jax.io.atomic_io import atomic_path, check_new_folder, write_json
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths

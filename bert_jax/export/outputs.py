@@ -11,7 +11,7 @@ ONNX files and bundles have these names, which are those of Hugging Face's class
     start_logits, end_logits  [B, L]               question answering
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,10 @@ from bert_jax.models.heads.config import (
 from bert_jax.models.model import build_network
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
+from bert_jax.predict.batching import encode_texts
 from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_single_task
 from bert_jax.pretrained.sentence_model import sentence_model_of
+from bert_jax.text.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]
 Dims = tuple[str | int, ...]
@@ -214,3 +216,80 @@ def _compute(
 def _scope(output: Output) -> Scope | None:
     is_head = not isinstance(output, HiddenStates | MaskedLMLogits | SentenceEncoderConfig)
     return output.scope if is_head else None
+
+
+_STORY = (
+    "The ferry left the harbor at six, an hour late, with forty passengers and a dog. Nobody had "
+    "swept the deck since Monday; apple cores rolled from one side to the other. A woman in a "
+    "green coat asked the captain when they would arrive. He looked at the sky, then at his watch, "
+    "and said that it depended on the wind, which had turned to the north. She laughed, although "
+    "she was not amused, and opened the letter from her sister in Boston again. It was only two "
+    "pages long: the house had been sold, the garden too, and the new owners were kind people."
+)
+
+
+def sample_texts() -> list[str]:
+    """Returns 64 different English texts of 4 to 60 words, parts of one short story."""
+    words = _STORY.split()
+    return [" ".join(words[start : start + 4 + 7 * start % 57]) for start in range(64)]
+
+
+def text_batch(network: ShippedNetwork, texts: Sequence[str], tokenizer: Tokenizer) -> Arrays:
+    """Returns texts as one batch of the network's fields, int32, padded to the longest text.
+
+    For multiple choice, each two neighboring texts are the choices of one example.
+    """
+    max_length = network.max_length
+    sequences = [ids[:max_length] for ids in encode_texts(texts, tokenizer, max_length)]
+    shape = (len(sequences), max(map(len, sequences)))
+    ids, mask = np.full(shape, tokenizer.pad_id, np.int32), np.zeros(shape, np.int32)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = 1
+    fields = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    batch = {name: fields[name] for name in network.input_names}
+    if network.has_choices:
+        return {name: field.reshape(-1, 2, field.shape[-1]) for name, field in batch.items()}
+    return batch
+
+
+def real_values(
+    network: ShippedNetwork, name: str, values: np.ndarray, batch: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Returns an output without the values at padding, which no user reads."""
+    if "sequence" in network.output_dims[name]:
+        return values[batch["attention_mask"] > 0]
+    return values
+
+
+def largest_difference(
+    network: ShippedNetwork,
+    found: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    batch: Mapping[str, np.ndarray],
+    *,
+    kind: str,
+    tolerance: float,
+) -> float:
+    """Returns the largest difference of the outputs of a written model, and of the model itself.
+
+    Args:
+      found, expected: outputs by name; those at padding are not compared.
+      kind: what was written, for the message, such as "bundle".
+      tolerance: the largest difference that is allowed.
+
+    Raises:
+      UserError: an output differs by more, or is not a number.
+    """
+    difference = 0.0
+    for name, values in expected.items():
+        pair = (real_values(network, name, each, batch) for each in (values, found[name]))
+        largest = float(np.abs(np.subtract(*pair)).max())
+        # `not <=` and not `>`: a difference of NaN is an error, too.
+        if not largest <= tolerance:
+            raise UserError(
+                f"the {kind} was not written: its {name} differs by {largest:.1e} from that of "
+                f"{network.path} (at most {tolerance} is allowed)"
+            )
+        difference = max(difference, largest)
+    return difference

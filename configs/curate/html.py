@@ -15,7 +15,7 @@ from bert_jax.apps.curate.formats.html import HtmlFiles
 from bert_jax.apps.curate.formats.warc import WarcFiles
 from bert_jax.apps.curate.plan import CurationConfig, ExactDuplicates, NearDuplicates, Source
 from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION
-from bert_jax.text.compression import uncompressed_name
+from bert_jax.text.files import uncompressed_name
 
 QUALITY = replace(
     GOPHER_QUALITY,

@@ -19,17 +19,15 @@ from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.finetuning.example import Answer, ChoiceExample, QuestionExample, TextExample
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.pretraining.denoising import SourceAndTarget
-from bert_jax.data.text_to_text.casting import (
-    cast_example,
-    label_index,
-    parse_score,
-    score_text,
-)
-from bert_jax.data.text_to_text.loader import (
+from bert_jax.data.text_to_text import (
     TextTask,
     TextToTextLoader,
+    cast_example,
     check_labels,
+    label_index,
     load_text_task,
+    parse_score,
+    score_text,
 )
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.learn import train_tokenizer

@@ -17,8 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.export import bundle as bundle_module
 from bert_jax.export.bundle import bundle_lengths, export_bundle
 from bert_jax.export.load_bundle import Bundle, BundleError
-from bert_jax.export.outputs import ShippedNetwork, shipped_network
-from bert_jax.export.sample_texts import text_batch
+from bert_jax.export.outputs import ShippedNetwork, shipped_network, text_batch
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.sentence_encoder.config import Normalize, Prompt, SentenceEncoderConfig
 from bert_jax.pretrained.load import LoadedModel

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.data.pretraining.denoising import SourceAndTarget, collate_sources_and_targets
-from bert_jax.data.text_to_text.loader import collate_packed_rows, pack_sources_and_targets
+from bert_jax.data.text_to_text import collate_packed_rows, pack_sources_and_targets
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.t5.config import T5Config

@@ -33,8 +33,8 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.interop.peft.adapter_config import PeftAdapter
 from bert_jax.interop.peft.folder import read_adapter_folder, write_adapter_folder
+from bert_jax.interop.peft.lora import ModuleNames
 from bert_jax.interop.peft.methods import compute_prefixes
-from bert_jax.interop.peft.names import ModuleNames
 from bert_jax.models.adapters.config import (
     IA3,
     AlphaOverSqrtRank,

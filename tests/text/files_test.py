@@ -9,7 +9,7 @@ import os
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.text import compression, files
+from bert_jax.text import files
 from bert_jax.text.files import expand_globs, read_documents, read_stream_lines, read_text
 
 
@@ -66,7 +66,7 @@ def test_other_encodings(tmp_path):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
     # Small chunks, so that characters cross their boundaries.
-    monkeypatch.setattr(compression, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
     good = "añb力c" * 50
     data = good.encode() + b"\xe9t\xe9 " + good.encode()
     path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
@@ -126,7 +126,7 @@ def test_unreadable_files_raise(tmp_path):
     ],
 )
 def test_documents_of_plain_text(tmp_path, documents_by, expected, monkeypatch):
-    monkeypatch.setattr(compression, "CHUNK_BYTES", 2)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 2)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\r\ntwo\n\n \nthree\n")
     assert list(read_documents(path, document_unit=documents_by)) == expected

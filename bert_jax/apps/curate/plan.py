@@ -22,9 +22,9 @@ from bert_jax.apps.curate.formats.warc import WarcFiles
 from bert_jax.apps.curate.formats.wikipedia import WikipediaDump
 from bert_jax.apps.curate.rules import RuleSet
 from bert_jax.config import config_lib as configs
+from bert_jax.data.corpus.plan import balanced_groups, default_num_units
 from bert_jax.data.corpus.source_files import SourceFile, is_remote, local_file
 from bert_jax.data.corpus.sources import RawDocument, TextFiles
-from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.version import __version__

@@ -16,8 +16,7 @@ from bert_jax.data.finetuning.readers.squad import read_squad
 from bert_jax.data.finetuning.readers.tabular_files import read_tsv
 from bert_jax.errors import ConfigError, UserError, describe_folder
 from bert_jax.tasks.metrics.retrieval import Relevance
-from bert_jax.text.compression import uncompressed_name
-from bert_jax.text.files import expand_globs, read_documents, read_json_objects
+from bert_jax.text.files import expand_globs, read_documents, read_json_objects, uncompressed_name
 
 _BEIR_SPLITS = ("test", "dev", "train")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.corpus.manifest import CorpusCounts, CorpusShard, Manifest, write_manifest
-from bert_jax.data.corpus.records import (
+from bert_jax.data.corpus.shards import (
     ids_dtype,
     index_file_name,
     shard_file_name,

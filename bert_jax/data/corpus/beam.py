@@ -35,7 +35,13 @@ from bert_jax.data.corpus.manifest import (
     Manifest,
 )
 from bert_jax.data.corpus.output_folder import lock_folder, open_output_folder
-from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpus, plan_from_files
+from bert_jax.data.corpus.plan import (
+    FileUnit,
+    PrepareConfig,
+    PreparePlan,
+    finalize_corpus,
+    plan_from_files,
+)
 from bert_jax.data.corpus.prepare_flags import FilesArguments, format_summary
 from bert_jax.data.corpus.shards import (
     finished_shard,
@@ -45,7 +51,6 @@ from bert_jax.data.corpus.shards import (
 )
 from bert_jax.data.corpus.source_files import SourceFile, is_remote
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.corpus.work_units import FileUnit
 from bert_jax.errors import UserError
 from bert_jax.text.load_tokenizer import load_tokenizer
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bert_jax.data.corpus.documents import DocumentsConfig
 from bert_jax.data.corpus.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
@@ -28,9 +27,15 @@ from bert_jax.data.corpus.manifest import (
     read_manifest,
 )
 from bert_jax.data.corpus.output_folder import lock_folder, open_output_folder
-from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpus, make_prepare_plan
-from bert_jax.data.corpus.shards import finished_shard, write_shard
-from bert_jax.data.corpus.work_units import FileUnit, TaskUnit
+from bert_jax.data.corpus.plan import (
+    FileUnit,
+    PrepareConfig,
+    PreparePlan,
+    TaskUnit,
+    finalize_corpus,
+    make_prepare_plan,
+)
+from bert_jax.data.corpus.shards import DocumentsConfig, finished_shard, write_shard
 from bert_jax.errors import UserError
 from bert_jax.io.parent_process import exit_with_parent
 from bert_jax.text.load_tokenizer import load_tokenizer

@@ -52,8 +52,8 @@ class FilesArguments:
         Raises:
           ConfigError: the tokenizer is missing, or a value is out of range.
         """
-        from bert_jax.data.corpus.documents import DocumentsConfig
         from bert_jax.data.corpus.plan import PrepareConfig
+        from bert_jax.data.corpus.shards import DocumentsConfig
         from bert_jax.data.corpus.sources import TextFiles
 
         if self.tokenizer is None:

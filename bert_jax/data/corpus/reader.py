@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, CorpusShard, Manifest, read_manifest
-from bert_jax.data.corpus.records import DocumentPart, decode_record
+from bert_jax.data.corpus.shards import DocumentPart, decode_record
 from bert_jax.errors import UserError
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 from bert_jax.text.load_tokenizer import load_tokenizer

@@ -42,10 +42,10 @@ from bert_jax.data.pretraining.mixture import (
     make_corpus_dataset,
     sample_mixture_ids,
 )
-from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
 from bert_jax.data.pretraining.rng import example_keys
 from bert_jax.data.pretraining.sentence_pairs import collate_pairs, collate_single_segments
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.data.pretraining.windows import PackingPlan, collate_packed_segments, pack
 from bert_jax.errors import ConfigError
 
 Batch = dict[str, np.ndarray]

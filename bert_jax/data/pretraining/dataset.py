@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.config.data import DocSentences, FullSentences, InputFormat, PairFormat
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.corpus.records import DocumentPart
+from bert_jax.data.corpus.shards import DocumentPart
 from bert_jax.data.pretraining.rng import ExampleRng, Stream
 from bert_jax.data.pretraining.sentence_pairs import (
     SentencePair,

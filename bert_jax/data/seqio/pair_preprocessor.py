@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from bert_jax.config.data import Masking, SentencePairs
-from bert_jax.data.corpus.records import DocumentPart
+from bert_jax.data.corpus.shards import DocumentPart
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, splitmix64
 from bert_jax.data.pretraining.sentence_pairs import (

@@ -43,13 +43,13 @@ import tensorflow as tf
 
 from bert_jax.config.data import Masking, SentencePairs
 from bert_jax.config.recipes import import_file
-from bert_jax.data.corpus.documents import (
+from bert_jax.data.corpus.shards import (
     NO_TOKENS,
     EncodedDocument,
     clean_document,
     encode_sentences,
+    ids_dtype,
 )
-from bert_jax.data.corpus.records import ids_dtype
 from bert_jax.data.corpus.sources import PythonDocuments, TextFiles, Tfds
 from bert_jax.data.seqio.pair_preprocessor import MaskedPairs
 from bert_jax.data.seqio.tf_numpy import (

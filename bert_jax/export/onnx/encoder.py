@@ -8,9 +8,9 @@ attention. `check_family` refuses the other families.
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.export.onnx.graph import GraphBuilder
 from bert_jax.export.onnx.layers import (
     MASKED_SCORE,
+    GraphBuilder,
     Rotation,
     activate,
     dense,

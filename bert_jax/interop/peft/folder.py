@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.peft import adapter_config as peft_config
 from bert_jax.interop.peft import lora, methods
 from bert_jax.interop.peft.adapter_config import AdapterConfig, PeftAdapter
-from bert_jax.interop.peft.names import ModuleNames, is_saved
+from bert_jax.interop.peft.lora import ModuleNames, is_saved
 from bert_jax.interop.weight_files import read_weights
 from bert_jax.models.adapters.config import (
     IA3,

@@ -7,8 +7,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.interop.peft.adapter_config import AdapterConfig
-from bert_jax.interop.peft.lora import Modules
-from bert_jax.interop.peft.names import ModuleNames, distinct_suffixes, select_modules
+from bert_jax.interop.peft.lora import ModuleNames, Modules, distinct_suffixes, select_modules
 from bert_jax.models.adapters.config import (
     IA3,
     PaperSelection,

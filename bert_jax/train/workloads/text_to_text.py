@@ -18,13 +18,15 @@ from bert_jax.config.objectives import Seq2Seq
 from bert_jax.config.train import LabeledEval, Phase
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.pretraining.denoising import SourceAndTarget
-from bert_jax.data.text_to_text.casting import TextToTextExample, label_index, parse_score
-from bert_jax.data.text_to_text.loader import (
+from bert_jax.data.text_to_text import (
     TextTask,
+    TextToTextExample,
     TextToTextLoader,
     check_labels,
     encode_examples,
+    label_index,
     load_text_task,
+    parse_score,
 )
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json

@@ -16,14 +16,13 @@ import pytest
 
 from bert_jax.apps.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems
-from bert_jax.data.corpus.documents import NO_TOKENS, DocumentsConfig, encode_sentences
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, Manifest, read_manifest
 from bert_jax.data.corpus.output_folder import lock_folder
-from bert_jax.data.corpus.plan import PrepareConfig
+from bert_jax.data.corpus.plan import PrepareConfig, balanced_groups
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.corpus.shards import NO_TOKENS, DocumentsConfig, encode_sentences
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.corpus.work_units import balanced_groups
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.cleaning import clean_text

@@ -14,8 +14,7 @@ from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.export.export import export
 from bert_jax.export.onnx import write
 from bert_jax.export.onnx.write import run_onnx, write_onnx
-from bert_jax.export.outputs import shipped_network
-from bert_jax.export.sample_texts import text_batch
+from bert_jax.export.outputs import shipped_network, text_batch
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.distilbert.config import DistilBertConfig

@@ -20,8 +20,7 @@ from bert_jax.config.objectives import Seq2Seq
 from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.config.train import AdamW, MeshConfig, WarmupLinear
-from bert_jax.data.text_to_text.casting import TextToTextExample
-from bert_jax.data.text_to_text.loader import TextTask
+from bert_jax.data.text_to_text import TextTask, TextToTextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.seq2seq import export_seq2seq
 from bert_jax.models.layers.config import ComputeConfig

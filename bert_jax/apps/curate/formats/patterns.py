@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, XMLPullParser
 from bert_jax.data.corpus.source_files import SourceFile, find_source_files
 from bert_jax.data.corpus.sources import Patterns, RawDocument
 from bert_jax.errors import ConfigError
-from bert_jax.text.compression import DamagedFileError, read_chunks
+from bert_jax.text.files import DamagedFileError, read_chunks
 
 DAMAGED, TOO_LARGE = "damaged file", "too large"
 """Reasons for dropping a whole file."""

@@ -17,7 +17,7 @@ from bert_jax.apps.curate.formats.wikitext import ArticleText
 from bert_jax.data.corpus.source_files import SourceFile
 from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.compression import CHUNK_BYTES, DamagedFileError, read_chunks
+from bert_jax.text.files import CHUNK_BYTES, DamagedFileError, read_chunks
 
 NOT_AN_ARTICLE, REDIRECT = "not an article", "redirect"
 TRUNCATED = "truncated archive"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.apps.testing.random_corpus import random_vocab_arrays
-from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
+from bert_jax.data.pretraining.windows import PackingPlan, collate_packed_segments, pack
 
 
 @given(

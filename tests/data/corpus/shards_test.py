@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bert_jax.apps.testing.models import word_tokenizer
 from bert_jax.apps.testing.random_corpus import random_documents, write_corpus
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenizer
-from bert_jax.data.corpus.records import (
+from bert_jax.data.corpus.shards import (
     DocumentPart,
     decode_record,
     encode_record,
@@ -19,8 +19,8 @@ from bert_jax.data.corpus.records import (
     shard_file_name,
     split_into_parts,
     write_records,
+    write_shard,
 )
-from bert_jax.data.corpus.shards import write_shard
 from bert_jax.errors import UserError
 
 
