@@ -117,6 +117,13 @@ def test_own_loop_tutorial(exported):
         run_page(DOCS / "tutorials/own_loop.md", make_short)
 
 
+def test_page_on_pretraining_prints_what_it_says(folder):
+    import jax
+
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises floats to integer powers
+        assert not run_page(DOCS / "how_bert_is_pretrained.md", make_short)
+
+
 def test_tpu_tutorial_plans(folder):
     assert len(run_page(DOCS / "tutorials/tpu_slice.md", make_short)) == 1
 

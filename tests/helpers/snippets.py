@@ -6,6 +6,7 @@ that start with `bert-jax` run in this process, which is faster than a process f
 
 import contextlib
 import glob
+import io
 import os
 import re
 import shlex
@@ -57,8 +58,10 @@ def run_page(page: Path, change_words: ChangeWords) -> list[str]:
     """Runs the Python and shell blocks of a page in the current folder; returns the commands.
 
     A Python block whose first line is a comment with a file name is written to that file instead.
+    A text block after a Python block is what the Python block must print.
     """
     commands: list[str] = []
+    printed: str | None = None  # by the block before, if it is Python
     names: dict[str, object] = {"__name__": page.stem}
     for snippet in read_snippets(page):
         if snippet.reason is not None:
@@ -69,12 +72,19 @@ def run_page(page: Path, change_words: ChangeWords) -> list[str]:
                 Path(file[1]).write_text(snippet.code)
             else:
                 padding = "\n" * (snippet.line - 1)  # so that a traceback shows the page's line
-                exec(compile(padding + snippet.code, str(page), "exec"), names)
+                with contextlib.redirect_stdout(io.StringIO()) as output:
+                    exec(compile(padding + snippet.code, str(page), "exec"), names)
+                printed = output.getvalue()
+                print(printed, end="")
+                continue
+        elif snippet.language == "text" and printed is not None:
+            assert printed == snippet.code, f"{page.name}:{snippet.line}"
         elif snippet.language in ("bash", "sh"):
             for line in snippet.code.replace("\\\n", " ").splitlines():
                 if shlex.split(line, comments=True):
                     commands.append(line.strip())
                     run_line(line, f"{page.name}:{snippet.line}", change_words)
+        printed = None
     return commands
 
 
