@@ -38,6 +38,8 @@ class Objective(Protocol):
         """Returns the batch fields that the loss needs; see `bert_jax.batch`."""
         ...
 
+    # Known before the loss: every microbatch divides its sum by the count of the whole batch, so
+    # that the parts add up exactly, even for two losses with different counts.
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss's sum: float32 scalars that depend on the batch only."""
         ...

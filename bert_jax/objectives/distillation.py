@@ -33,6 +33,12 @@ from bert_jax.params.paths import TEACHER
 from bert_jax.tasks.losses import HeadOutputs
 
 
+# The teacher is a part of the parameters: sharding tables hold for both, and the step has no
+# further argument, which would need a place of its own in sharding, checkpoints and planning. Soft
+# targets computed in advance would be 30,000 numbers for each token. Checkpoints are larger (for
+# DistilBERT by half), but a resumed run is bit-exact even if the teacher is gone. DistilBERT's code
+# prefers rare words and counts masks over the batch; here a batch is a function of one integer, and
+# masks are counted in each sequence.
 class PretrainingDistillationObjective(PretrainingObjective):
     """Implements the `Objective` of a `Pretraining` config with a `distillation`.
 
@@ -203,6 +209,7 @@ def _token_weights(batch: Batch) -> jax.Array:
 _EPSILON = 1e-12  # PyTorch's CosineEmbeddingLoss adds it to both squared norms
 
 
+# In float32; the forward pass of the teacher is in the compute dtype.
 def soft_target_loss(student: jax.Array, teacher: jax.Array, temperature: float) -> jax.Array:
     """Computes T^2 KL(softmax(teacher / T), softmax(student / T)), with T the temperature.
 

@@ -31,6 +31,9 @@ def task_params(params: Params, name: str) -> Params:
     return {**shared, **head}
 
 
+# All tasks share a batch, so that the step is compiled once for each length. Each head reads all
+# examples, and examples of other tasks have weight 0. Each head has a pooler of its own, so that
+# one task can be taken out as a complete model.
 class MultiTaskObjective:
     """Implements the `Objective` of a `MultiTask` config.
 

@@ -65,6 +65,8 @@ class PretrainingObjective:
     def __init__(self, config: Pretraining):
         self.config = config
         self.terms = {name: TERMS[name] for name, weight in config.loss_weights.items() if weight}
+        # The heads of the family exist whatever the weights are, so that the parameters of a run do
+        # not depend on them. Other heads exist if their loss has a weight.
         heads = config.model.pretraining_heads
         for term in self.terms.values():
             heads += tuple(head for head in term.heads if head not in heads)

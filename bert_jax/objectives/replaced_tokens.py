@@ -44,6 +44,11 @@ DIFFERENCE_TABLES = ("word_embeddings", "position_embeddings")
 """The tables to which a `GradientDisentangledEmbeddings` discriminator adds a difference."""
 
 
+# One step updates both networks. DeBERTa's code makes two, each clipped by its own norm: no
+# gradient has terms of both losses, so Adam's updates are the same, but gradients are clipped here
+# by their common norm. Its enhanced mask decoder is left out: no class of Hugging Face has it, so
+# the generator could not fill masks after its export. Unlike ELECTRA's code, positions are selected
+# without replacement: at a position drawn twice it puts the average of two ids, an unrelated token.
 class ReplacedTokensObjective:
     """Implements the `Objective` of a `ReplacedTokens` config.
 
@@ -141,6 +146,9 @@ def generator_params(params: Params) -> Params:
     return {**generator, "encoder": {**shared, **generator["encoder"]}}
 
 
+# With disentangled embeddings the tables have the name "difference", so that the parameters show by
+# themselves how they are shared: sharding, decay and optimizer state need one row each, and export
+# gets the sum.
 def discriminator_params(params: Params) -> Params:
     """Returns the complete parameters of the discriminator, embeddings included.
 
@@ -195,6 +203,9 @@ def sample_tokens(logits_BPV: jax.Array, seeds_BP: jax.Array) -> jax.Array:
     return jnp.argmax(logits_BPV.astype(jnp.float32) + noise, axis=-1).astype(jnp.int32)
 
 
+# A hash of 32 random bits that the loader gives to each prediction, and of the token's id: samples
+# do not depend on devices, microbatches or restarts, and no random bits of size [B, P, V] are
+# generated.
 def gumbel_noise(seeds_BP: jax.Array, vocab_size: int) -> jax.Array:
     """Returns numbers with the standard Gumbel distribution, float32 [B, P, V].
 

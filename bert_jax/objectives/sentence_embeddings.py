@@ -53,6 +53,8 @@ SIMCSE_MLP = "simcse_mlp"
 Metrics = dict[str, WeightedMean]
 
 
+# The texts of an example are the choices of a batch, [B, A, L], so that collation, sharding and
+# FLOPs need nothing new.
 class SentenceEmbeddingObjective:
     """Implements the `Objective` of a `SentenceEmbedding` config, and the vectors of texts."""
 
@@ -134,6 +136,8 @@ class SentenceEmbeddingObjective:
         vectors = vectors.reshape(num_chunks, chunk_size, -1, self.config.embedding_size)
         return jnp.swapaxes(vectors, 0, 1).reshape(size, -1, self.config.embedding_size)
 
+    # Chunks are a `lax.map` over a rematerialized encoder, which automatic differentiation turns
+    # into GradCache; each chunk has its own dropout key.
     def embed(self, params: Params, batch: Batch) -> jax.Array:
         """Computes the vectors of texts without dropout, float32 [B, E]: pure, for `jax.jit`.
 

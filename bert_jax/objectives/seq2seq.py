@@ -84,6 +84,7 @@ class Seq2SeqObjective:
         return losses + config.z_loss * jnp.square(log_z)
 
 
+# Here and not in the loader, because the start token belongs to the model.
 def shift_right(
     target_ids: jax.Array, start_id: int, packing_ids: jax.Array | None = None
 ) -> jax.Array:

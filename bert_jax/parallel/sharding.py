@@ -62,6 +62,9 @@ def parameter_shardings(params: dict[str, Any], mesh: jax.sharding.Mesh) -> dict
     )
 
 
+# State under a parameter's path (moments, anchors) is sharded like the parameter, so that masked,
+# partitioned and anchored states need no rules of their own. On 16 chips this is faster than
+# replicas: each chip computes a sixteenth of the update (ZeRO, Rajbhandari et al. 2020).
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, params: dict[str, Any], mesh: jax.sharding.Mesh
 ) -> Any:
@@ -145,6 +148,8 @@ MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
 """The matrices that are rounded; task heads are small and are computed in float32."""
 
 
+# Matrices are cast before they are gathered, so that their gradients have the dtype of
+# communication and are summed in it, for any objective.
 class GatherParamsObjective(MapParamsObjective):
     """Wraps an objective so that its parameters are gathered, and rounded if asked, before use.
 

@@ -139,6 +139,9 @@ def _inverse_square_root(config: InverseSquareRoot) -> optax.Schedule:
     return schedule
 
 
+# Put together from optax's parts without its learning rate, so that schedule, frozen parameters and
+# reports are those of every optimizer. Factored moments have other shapes than their parameters and
+# are replicated over the mesh.
 def scale_by_adafactor(config: Adafactor) -> optax.GradientTransformation:
     """Scales gradients by Adafactor: by the learning rate 1, and without momentum."""
     return optax.chain(
@@ -242,6 +245,7 @@ def freeze(
             {path: FROZEN if frozen else TRAINABLE for path, frozen in frozen_by_path.items()}
         )
 
+    # No state for frozen parameters: `partition` keeps moments only for the trained ones.
     return optax.partition({TRAINABLE: optimizer, FROZEN: optax.set_to_zero()}, param_labels)
 
 

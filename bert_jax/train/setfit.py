@@ -54,6 +54,9 @@ class SetFitConfig:
     seed: int = 0
 
 
+# A run of a sentence encoder with other data, so that it resumes, logs and loads like any. Pairs
+# are computed from their numbers with the counts of setfit 1.2; a batch that is not full is left
+# out. The head is a safetensors file: setfit's own pickle runs code when it is loaded.
 def setfit_experiment(config: SetFitConfig) -> Experiment:
     """Makes the experiment of the contrastive tuning.
 

@@ -98,6 +98,8 @@ def make_train_step(
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
+        # Frozen parameters become `optax.MaskedNode`: their backward pass is not compiled, and
+        # gradients, sums of microbatches and updates have no arrays for them.
         trained = mask_frozen(tuning, state["params"])
 
         def compute_loss(trained: Any, *args: Any) -> LossOutput:
@@ -235,7 +237,11 @@ class TrainSetup:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         replicated = sharding.replicated(self.mesh)
         jitted = jax.jit(
-            self._make_step(phase), donate_argnums=0, out_shardings=(shardings, replicated)
+            # Output shardings equal to the input shardings: the compiler might choose others, and
+            # the next call would not accept them.
+            self._make_step(phase),
+            donate_argnums=0,
+            out_shardings=(shardings, replicated),
         )
         seed = jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated)
         return jitted.lower(self.abstract, batch, seed)

@@ -90,6 +90,8 @@ class Bottleneck(nnx.Module):
         return (y + rowwise_vector(self.up_bias[...], x)).astype(x.dtype)
 
 
+# As in the reference implementations: Houlsby's adapters have the tanh form of GELU and start from
+# deviations of 1e-3; Pfeiffer's apply the LayerNorm twice.
 class HoulsbyNorm(nnx.Module):
     """Computes norm(residual + y + bottleneck(y)) of the output y of a sublayer."""
 

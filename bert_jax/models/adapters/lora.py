@@ -37,6 +37,7 @@ from bert_jax.models.layers.matmul import dense
 from bert_jax.params.paths import LAYER_PREFIX
 
 
+# Layouts are [in, out] as everywhere here, so that peft's tensors are the transposes.
 def _shapes(method: LoRA, modules: Modules, config: TransformerConfig) -> Shapes:
     del config
     return {
@@ -222,6 +223,8 @@ def _mask_group(path: str) -> str:
     return parent if name in ("query", "key", "value") else path
 
 
+# Derived from the seed of the layer: the masks of the base do not change, and an adapter whose
+# product is zero gives bit-identical losses.
 def _seed(layer_seed: DropoutSeed, index: int) -> DropoutSeed:
     """Derives the seed of a mask from one of the layer; each mask of a layer has its own index."""
     mask = [(index + 1) * factor % 2**32 for factor in (0x9E3779B1, 0x85EBCA77)]

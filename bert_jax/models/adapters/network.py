@@ -33,6 +33,10 @@ from bert_jax.params.functional import Network, Params
 from bert_jax.params.paths import ADAPTER, LAYER_PREFIX
 
 
+# Modules are replaced after the base is merged, so that no model code knows adapters, and the scan
+# over layers finds their parameters in the layers. `adapter/<path>` leaves the paths of the base as
+# they are, so that base checkpoints, tables and exports do not change. In `models/`, because
+# loading and interoperability are below `train/tuning/`.
 class AdaptedNetwork(Network[EncoderWithHeads]):
     """Holds a network with an adapter as three pure functions, like the network without it.
 

@@ -148,6 +148,8 @@ class PrefixAttention(nnx.Module):
         return output, weights if return_attention_weights else None
 
 
+# Positions of the text start after the prefix, as in Hugging Face. peft drops `token_type_ids` in
+# question answering with a prefix, which is not followed here.
 class PrefixedEncoder(nnx.Module):
     """Encodes a text whose positions begin after those of the prefix, as in Hugging Face."""
 

@@ -84,6 +84,7 @@ class PromptEmbeddings(nnx.Module):
         return jnp.concatenate([prompt, self.base(ids[:, length:])], axis=1)
 
 
+# A classifier reads the first virtual token, as in peft.
 class PromptEncoder(nnx.Module):
     """Encodes the prompt and the text, and returns the hidden states of the text.
 

@@ -27,6 +27,7 @@ class LayerGroup(nnx.Module):
         )
 
 
+# In Google's files "gelu" is the tanh form and is read as such; in Hugging Face's files it is erf.
 class AlbertEncoder(BertEncoder):
     """Encodes token ids; pooler and heads are not part of it.
 

@@ -107,6 +107,9 @@ def _dense_weights(
     return jax.nn.softmax(scores, axis=-1)
 
 
+# Short sequences have full attention, but unlike Hugging Face's class, a model does not keep it
+# after its first short batch. Packed and causal long sequences are refused, because the first and
+# the last block of a row are global.
 class BigBirdEncoder(BertEncoder):
     """Encodes token ids (Zaheer et al. 2020); pooler and heads are not part of it."""
 

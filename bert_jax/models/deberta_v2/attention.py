@@ -39,6 +39,9 @@ class RelativeAttentionMask(AttentionMask):
     relative_embeddings: jax.Array = field(kw_only=True)
 
 
+# Differs from Hugging Face's code only in what no result depends on: embeddings of padding are not
+# set to zero, and only the rows of the relative table that the length uses are normalized and
+# projected.
 class DisentangledAttention(nnx.Module):
     """Computes disentangled attention with H heads of width K = D / H."""
 

@@ -15,6 +15,9 @@ from bert_jax.models.pre_norm_encoder import PreNormEncoder
 _LAYER_TYPE = "full_attention"
 
 
+# The logits of "late" pooling are a mean over tokens of a linear layer, so that the mean can be
+# taken before the layer. Output kernels start smaller, as ModernBERT's do; Hugging Face starts all
+# kernels alike.
 class EuroBertEncoder(PreNormEncoder):
     """Encodes token ids (Boizard et al. 2025), with the layers of Llama without a causal mask."""
 

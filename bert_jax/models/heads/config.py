@@ -56,6 +56,8 @@ class LabelTokens:
     token_ids: tuple[tuple[tuple[int, ...], ...], ...]  # class -> words -> tokens
 
 
+# Label names are part of the head, so that checkpoint, export and prediction always have the same
+# ones.
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassificationHead:
     """Predicts one of C labels for a text or a pair of texts.

@@ -38,6 +38,8 @@ class Pooler(nnx.Module):
         return jnp.tanh(self.dense(hidden_BLD[:, 0]))
 
 
+# A part of its own, because masked LM and all task heads of ModernBERT use it: a task begins with
+# the pretrained dense layer and norm, as in Hugging Face.
 class PredictionHead(nnx.Module):
     """Computes dense without bias, activation and norm: the input of all heads (ModernBERT)."""
 

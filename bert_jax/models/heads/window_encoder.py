@@ -13,6 +13,10 @@ from bert_jax.models.layers.linear import initializer, layer_norm
 from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES, PostNormBlock, apply_layers
 
 
+# One vector for each window goes in and one vector comes out, which the family's ordinary
+# classifier reads: losses, labels, metrics and sharding are those of classification. The number of
+# windows is fixed, which costs computation for short texts but compiles one step. Hugging Face has
+# no such class, so the run folder is the model.
 class WindowEncoderModule(nnx.Module):
     """Encodes the vectors of the windows of a text into one vector.
 

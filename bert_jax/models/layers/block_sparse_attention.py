@@ -132,6 +132,8 @@ def _random_blocks(blocks: jax.Array, plan: np.ndarray) -> jax.Array:
     return gathered.reshape(gathered.shape[0], plan.shape[1], -1, *gathered.shape[4:])
 
 
+# As in Hugging Face, evaluation has a plan of zeros, so that the first block is attended to 1 + 3
+# times. Google's code uses the random blocks in evaluation, too.
 def block_counts(num_blocks: int, num_random_blocks: int, plan: np.ndarray | None) -> np.ndarray:
     """Returns how many times a query block attends to a key block, int32 [H or 1, N, N].
 

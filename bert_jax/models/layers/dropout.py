@@ -86,6 +86,10 @@ def keep_from_bits(hashes: jax.Array, rate: float) -> jax.Array:
     return jax.lax.bitcast_convert_type(hashes, jnp.int32) >= threshold
 
 
+# Random bits of `jax.random` take a third of a step (threefry), or are generated for the whole
+# batch on every device (rbg). docs/tpu.md lists the costs of the alternatives. Because a mask
+# depends on the indices only, a run with dropout can be resumed on another mesh and compared across
+# meshes, without `shard_map`.
 def keep_mask(shape: tuple[int, ...], rate: float, seed: DropoutSeed) -> jax.Array:
     """Returns bool [*shape], each element True with probability 1 - `quantized_rate(rate)`."""
     if len(shape) == 1:

@@ -142,6 +142,8 @@ def _on_platform(tpu: Callable[..., Any], default: Callable[..., Any]) -> Callab
     return run
 
 
+# XLA cannot partition a kernel. The run sets the mesh, so that the model itself need not refer to
+# one.
 def _shard_over_batch(
     kernel: Callable[..., Any], replicated_args: tuple[int, ...]
 ) -> Callable[..., Any]:

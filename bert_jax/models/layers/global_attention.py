@@ -83,6 +83,8 @@ class GlobalAttentionMask(AttentionMask):
     global_positions: jax.Array | None = None
 
 
+# The number of global tokens is a static size of the config, because shapes are static. Hugging
+# Face takes the largest number in the batch. Tokens beyond it are local.
 def make_global_mask(
     segment_ids: jax.Array, causal: bool, global_mask: jax.Array | None, max_global_tokens: int
 ) -> GlobalAttentionMask:

@@ -52,6 +52,7 @@ def linear(
     )
 
 
+# `nnx.LayerNorm` does not run in bfloat16 under strict dtype promotion.
 class LayerNorm(nnx.Module):
     """Normalizes the last axis (Ba et al. 2016): statistics in float32, result in `dtype`.
 
@@ -81,6 +82,8 @@ class LayerNorm(nnx.Module):
         scaled = normalized * self.scale[...]
         return (scaled + self.bias[...] if self.use_bias else scaled).astype(self.dtype)
 
+    # A method, so that bottleneck adapters, which stand between a sublayer and its residual, can
+    # replace it.
     def add(self, residual: jax.Array, y: jax.Array) -> jax.Array:
         """Normalizes the sum of a residual and the output of a sublayer; adapters replace this."""
         return self(residual + y)

@@ -36,6 +36,10 @@ class SharedKeys(NamedTuple):
     segment_ids: jax.Array
 
 
+# Matrix products of static shapes, which XLA compiles and partitions as any other: there is no
+# second kernel to maintain, and the cost grows linearly with the length (docs/performance.md).
+# Windows have 256 keys for ModernBERT's radius of 64, a multiple of the 128 lanes of a TPU. Padding
+# attends to padding, because a softmax over nothing is NaN.
 def local_attention(
     q: jax.Array,
     k: jax.Array,

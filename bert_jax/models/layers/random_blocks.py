@@ -10,6 +10,8 @@ _LENGTHS_OF_THE_PAPER = (1024, 3072, 4096)
 """Lengths for which the original code draws blocks in another way, that of the paper."""
 
 
+# NumPy's generator with the layer as seed, because Hugging Face draws the blocks so: a model that
+# was trained with these blocks has to keep them.
 def random_blocks(
     *,
     num_blocks: int,

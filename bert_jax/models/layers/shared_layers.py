@@ -18,6 +18,10 @@ from bert_jax.models.layers.transformer import (
 from bert_jax.params import functional
 
 
+# Parameters are stored once, and gradients of all applications are summed in float32. The layers of
+# a group have one depth for layer-wise rates, gradual unfreezing and `reinit_layers`, because one
+# parameter has one rate. If any parameter of a group is trained, the backward pass goes through all
+# applications.
 def apply_shared_layers(
     groups: Sequence[Sequence[Any]],
     applications: Sequence[int],

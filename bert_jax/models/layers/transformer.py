@@ -200,6 +200,9 @@ def _scan(
         layer_params, layer_seeds = inputs
         return run_block(merge(layer_params), x, layer_seeds)
 
+    # Parameters are stored one layer at a time for both loops, so that a path means the same in
+    # checkpoints, tables and conversions. Stacking copies them once per step: less than 1 % of a
+    # step at BERT's batch sizes.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     # Inside a scan, CSE cannot undo rematerialization, so the barrier against it is left out.
     layer = rematerialized(layer, compute, prevent_cse=False)

@@ -82,6 +82,9 @@ class ModernBertConfig(TransformerConfig):
     type_vocab_size: int = 0
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
+    # A field of its own: the published models were trained with 0.1 here and 0 for the attention
+    # weights, but Hugging Face has one rate for both. An export writes the field, and Hugging Face
+    # ignores it.
     attention_output_dropout: float = 0.0
     mlp_dropout: float = 0.0
     layer_norm_eps: float = 1e-5

@@ -37,6 +37,7 @@ class Predictions(NamedTuple):
     is_used: jax.Array
 
 
+# The order is the order of the random `sampling_seeds`, so that no batch field is added.
 def permutation_ranks(seeds_BP: jax.Array, is_used: jax.Array) -> jax.Array:
     """Returns the rank of each prediction in a random order of a sequence's predictions.
 
@@ -54,6 +55,10 @@ def permutation_ranks(seeds_BP: jax.Array, is_used: jax.Array) -> jax.Array:
     return jnp.sum(is_before, axis=2, dtype=jnp.int32)
 
 
+# The original code permutes the tokens and has an attention of its own for the two streams.
+# Attention does not depend on the order of its keys, so here the tokens stay in place, and all
+# layers, loops and shardings are those of other encoders. The price: keys and values are computed
+# for the P queries too, to which nothing attends.
 def two_stream_mask(predictions: Predictions, length: int) -> jax.Array:
     """Returns which keys each query attends to, bool [B, S, S]; padding is not considered.
 

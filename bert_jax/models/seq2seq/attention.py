@@ -40,6 +40,8 @@ class InitialDeviations:
     feed_forward_output: float
 
 
+# T5 and BART are one network with other values: places of the norms, scale of the scores, biases,
+# dropout rates.
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec:
     """Describes the layers of a family.
@@ -75,6 +77,9 @@ class KeysValues(NamedTuple):
     values: jax.Array
 
 
+# Keys and values of the source exist once for each source and not once for each beam: the sequences
+# of a source are the query axis of cross-attention. The generation is one `while_loop`, so that the
+# cache is updated in place.
 class LayerCache(NamedTuple):
     """Holds the keys and values of the tokens that a decoder layer has read.
 

@@ -122,6 +122,9 @@ def _feed_forward_name(feed_forward: FeedForward) -> str:
     return f"{_GATED}gelu" if activation == GeluTanh() else f"{_GATED}{name}"
 
 
+# Whether the head is tied is read from the weights: transformers 5 reads `tie_word_embeddings:
+# false` of T5 1.1 as "do not scale the logits" and then ties every new model. Only a file in which
+# `lm_head` differs from `shared` is untied.
 def _read_config(read: ReadField) -> T5Config:
     layers = read("num_layers", 6)
     # Both fields exist in files of transformers 5; before, an untied head meant unscaled outputs.

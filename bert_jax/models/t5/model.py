@@ -104,6 +104,8 @@ def build_encoder_decoder(config: T5Config, compute: ComputeConfig, rngs: nnx.Rn
     )
 
 
+# T5 does not scale its scores; its initial kernels do that, by deviations that depend on the
+# fan-in.
 def _block_spec(config: T5Config) -> BlockSpec:
     width, inner = config.hidden_size, config.num_attention_heads * config.d_kv
     factor = config.initializer_factor

@@ -40,6 +40,9 @@ MIN_SLICE_BYTES = 1 << 20
 """The smallest slice of an array that a device writes."""
 
 
+# By default orbax slices every array of which several devices have a copy. For small arrays that
+# takes longer than writing: 64 arrays of 2 kB on 8 CPU devices are saved in 0.34 s instead of 0.77
+# s (mean of 10, two busy cores of an AMD EPYC).
 def make_handlers() -> ocp.handlers.DefaultCheckpointHandlerRegistry:
     """Returns the handlers of all items, for `ocp.CheckpointManager`.
 

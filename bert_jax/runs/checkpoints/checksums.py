@@ -17,6 +17,8 @@ _CHUNK_BYTES = 1 << 20
 _EXCLUDED_FILES = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")
 
 
+# Written into the temporary folder of the step before it is renamed. Without checksums a flipped
+# byte would be restored as a wrong weight.
 def write_checksums(folder: epath.Path, step: int | None = None) -> None:
     """Writes `checksums.json` for all files in a folder, atomically.
 

@@ -41,6 +41,9 @@ ENCODER_FEATURES = "encoder_states"
 _FINGERPRINT_FILE = "fingerprint"
 
 
+# Cached features are one more batch field. The parameters are still the whole tree, and XLA returns
+# the unused encoder unchanged, so that step, checkpoints and exports stay the same. Features of
+# padding are stored for question answering, whose loss includes padding, as in BERT's release.
 class FeatureExtractor:
     """Computes encoder features with fixed parameters.
 
@@ -70,6 +73,8 @@ class FeatureExtractor:
         # Replicated outputs give every process all rows, as in an evaluation.
         self._compute_features = jax.jit(objective.encoder_features, out_shardings=replicated(mesh))
 
+    # The features of a frozen encoder are a function of encoder and examples only; both are in the
+    # fingerprint of the files.
     def fingerprint(self, splits: Mapping[str, Features]) -> str:
         """Hashes everything on which the features of these sequences depend."""
         compute_dtype = self._objective.config.compute.dtype
