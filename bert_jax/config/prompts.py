@@ -276,6 +276,7 @@ def _check_counts(template: str, counts: dict[str, int]) -> None:
         )
 
 
+# LM-BFF's `*sent-_0*` removes the last character, whatever it is.
 def _without_punctuation(text: str) -> str:
     # White space first: GLUE's texts often end in " ."
     return text.rstrip().rstrip(string.punctuation).rstrip()

@@ -54,6 +54,8 @@ class TextToTextExample:
     targets: tuple[str, ...]
 
 
+# T5's prefixes and label words, so that mixtures need no heads and no `task_ids`. T5 trains on WSC
+# and DPR instead of WNLI, which the recipe refuses. Only the scores of STS-B are rounded.
 def cast_task(task: Task, prefix: str) -> dict[str, tuple[TextToTextExample, ...]]:
     """Casts all splits of a task as pairs of texts.
 
@@ -121,6 +123,7 @@ def parse_score(text: str) -> float:
     return score if math.isfinite(score) else -1.0
 
 
+# An output that is no label counts as the other class in the F1 of MRPC and QQP, as in T5.
 def label_index(text: str, labels: Sequence[str]) -> int:
     """Returns the index of the label that an output is; -1 for any other output."""
     return labels.index(text) if text in labels else -1

@@ -98,6 +98,7 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
     shutil.copymode(folder / INFO, folder / "model.safetensors")
 
 
+# Weights are arguments, so that the programs of all lengths share one copy of them.
 def _export_program(
     network: ShippedNetwork, flat_params: dict[str, np.ndarray], length: int
 ) -> bytes:

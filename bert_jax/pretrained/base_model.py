@@ -110,6 +110,8 @@ def tuning_of(info: Mapping[str, Any]) -> TuningConfig:
     return from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
 
 
+# Checkpoints of partial tuning hold what is trained and name the base by `init_from` and the
+# fingerprint of its encoder.
 def check_base(info: Mapping[str, Any], fingerprint: str, checkpoint: str) -> None:
     """Raises UserError unless a checkpoint was trained on a base with this fingerprint.
 

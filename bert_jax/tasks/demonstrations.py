@@ -37,6 +37,9 @@ class _Demonstration:
     texts: tuple[str, str | None]
 
 
+# A draw is a function of (seed, epoch, index) in training, and of the text alone in prediction.
+# LM-BFF gives BERT ten token types, which would be new parameters; here all demonstrations have the
+# type of a second text.
 class DemonstrationPool:
     """Holds the demonstrations of each class, tokenized, and draws one of each.
 
@@ -138,6 +141,8 @@ class TrainingDemonstrations:
     pool: DemonstrationPool
     examples: Sequence[TextExample]
 
+    # Batches are planned before demonstrations are drawn, so the length for bucketing is the
+    # largest possible one.
     @property
     def longest(self) -> int:
         """Returns the number of tokens of the longest draw."""

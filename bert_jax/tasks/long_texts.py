@@ -25,6 +25,8 @@ _SUN_HEAD_TOKENS, _SUN_TOTAL_TOKENS = 128, 510
 """Sun et al. read the first 128 of 510 tokens and the last 382; other lengths keep this ratio."""
 
 
+# Each window is a training example with the label of its text, so that long texts count more than
+# short ones, as in question answering.
 def text_features(
     examples: Sequence[TextExample],
     tokenizer: Tokenizer,

@@ -140,6 +140,8 @@ def _spaced(segments: Segments) -> list[list[tuple[str, Part]]]:
     return spaced
 
 
+# Parts are tokenized one by one, as in LM-BFF, so that truncation cuts texts only. The mask is
+# found by its id, so a mask token that is written in a text is read as unknown.
 def encode_template(
     segments: Segments,
     examples: Sequence[TextExample],

@@ -93,6 +93,8 @@ class Ranking(Regression):
             return None
         return RankingHead(activation=activation or Sigmoid())
 
+    # `multi_label_classification` with one label has the same loss. The activation is written where
+    # sentence-transformers reads it.
     def head_to_hugging_face(self, head: RankingHead) -> Json:
         """Returns one label without a meaning, the problem type, and the activation."""
         names = {activation: name for name, activation in _ACTIVATIONS.items()}

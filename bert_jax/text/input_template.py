@@ -108,6 +108,8 @@ class RobertaTemplate(InputTemplate):
     second_token_type = 0
 
 
+# T5 has no first special token and no mask, but every tokenizer here has a name for them: the first
+# one, never written, has the name of the end token, and <extra_id_0> stands for the mask.
 @dataclass(frozen=True)
 class T5Template(InputTemplate):
     """Builds A </s> B </s> without token types and without a first special token, as T5 does."""
@@ -155,6 +157,8 @@ class T5Template(InputTemplate):
 TEMPLATES: tuple[InputTemplate, ...] = (BertTemplate(), RobertaTemplate(), T5Template())
 
 
+# Folders that were saved before there were two templates have BERT's, because BERT models were
+# trained with it.
 def default_template(cls_token: str) -> InputTemplate:
     """Returns RoBERTa's template for a tokenizer whose first token is <s>, else BERT's."""
     return RobertaTemplate() if cls_token == "<s>" else BertTemplate()

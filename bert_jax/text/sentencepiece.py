@@ -181,6 +181,9 @@ _ROLE_NAMES = {
 }
 
 
+# BigBird runs with the SentencePiece library, as in Google's code: a space at the end of a text or
+# before [MASK] is dropped. Hugging Face's present class makes a token of it; all other texts have
+# the same ids.
 class SentencePieceTokenizer(Tokenizer):
     """Encodes text with the `sentencepiece` library."""
 
@@ -404,6 +407,10 @@ def load_albert(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(backend, special_tokens, path)
 
 
+# The normalization of ALBERT (quotation marks, accents, lower case) is not in the model file, so
+# the rules are written here; the ids are those of Hugging Face's `AlbertTokenizer`. Google's code
+# also splits a token that ends in a digit and a comma once more; Hugging Face's present class does
+# not.
 def albert_backend(
     model: SentencePieceModel, *, lowercase: bool, keep_accents: bool
 ) -> BackendTokenizer:

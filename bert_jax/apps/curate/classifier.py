@@ -64,6 +64,7 @@ class QualityClassifier:
     def __init__(self, weights: np.ndarray, bias: float, info: dict[str, Any]):
         self.weights, self.bias, self.info = weights, bias, info
 
+    # Six digits, because sums of floats differ between processors.
     def score(self, tokens: Sequence[str]) -> float:
         """Returns the probability that a document is like the positive examples."""
         features = hash_features(tokens, len(self.weights))
@@ -155,6 +156,8 @@ def train_classifier(
     return model, evaluation
 
 
+# float64 in a fixed order: the threads of fastText make its models differ. Documents of the smaller
+# class are repeated, because larger steps diverge when the classes have very different sizes.
 def _train(
     positives: Sequence[np.ndarray], negatives: Sequence[np.ndarray], config: ClassifierTraining
 ) -> tuple[np.ndarray, float]:

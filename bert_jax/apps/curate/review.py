@@ -75,6 +75,9 @@ class Review:
         return dict(sorted(totals.items(), key=lambda item: -item[1].documents))
 
 
+# The input is read a second time, because a ledger with texts would be as large as the input. All
+# rules are evaluated, not only the first that is broken, so that "what only this rule drops" does
+# not depend on the order of the rules.
 def review(config: CurationConfig, output: Path) -> Review:
     """Collects the content of the report on the corpus in the folder `output`.
 

@@ -103,6 +103,7 @@ Method = Dense | ApproximateDense | Lexical | Hybrid
 """How documents are ranked."""
 
 
+# Files and not a database: memory-mapped vectors, texts, and the fingerprint of the model.
 class SearchIndex:
     """Finds the documents of an index: `SearchIndex(folder).search(encoder, ["a query"], 10)`.
 

@@ -76,6 +76,8 @@ def _search_blocks(
     return Neighbors(rows, scores)
 
 
+# Equal scores keep the order of the documents; metrics of retrieval order them by id, as trec_eval
+# does.
 def top_scores(scores_QN: np.ndarray, top_k: int) -> Neighbors:
     """Returns the columns with the largest scores of each row, ties in the order of columns."""
     rows = np.empty((len(scores_QN), top_k), np.int64)
@@ -190,6 +192,7 @@ RANK_CONSTANT = 60
 """The constant of reciprocal rank fusion (Cormack et al. 2009)."""
 
 
+# Words are not stemmed, so that the numbers differ from Lucene's English analyzer.
 class Bm25:
     """Ranks a collection of documents by the words that they share with a query."""
 

@@ -124,6 +124,8 @@ def default_num_units(total_bytes: int) -> int:
     return max(1, small_corpus_units, math.ceil(total_bytes / LARGE_UNIT_BYTES))
 
 
+# By size and order only, and unit k becomes shard k: the bytes do not depend on the number of
+# workers, on restarts, or on Beam.
 def balanced_groups(sizes: Sequence[int], num_groups: int) -> list[range]:
     """Divides items into at most `num_groups` contiguous ranges of similar total size, none empty.
 

@@ -195,6 +195,9 @@ def gather_outputs(
     return outputs
 
 
+# Examples left over in a bucket move to the next longer one, so that an epoch has as many updates
+# as with one length and at most one batch that is not full. Examples are not packed: with buckets
+# there is little padding left to save, and every head would need a gather.
 def plan_batches(
     seq_lengths: np.ndarray,
     epoch_indices: np.ndarray,

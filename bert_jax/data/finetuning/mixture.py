@@ -76,6 +76,9 @@ def concatenate_features(features_by_task: Mapping[str, Features]) -> Features:
     return joined
 
 
+# Deterministic: each task contributes a fixed number of examples per epoch, and none repeats before
+# all of its task have been used. All examples have the same weight, so that the weight of a task is
+# its sampling rate.
 class MixtureSampler:
     """Draws, in every epoch, a fixed number of sequences of each task, in proportion to its rate.
 

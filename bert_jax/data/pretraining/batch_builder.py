@@ -106,6 +106,10 @@ def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) ->
     return objective_fields + (PACKED_FIELDS if is_packed else ())
 
 
+# BERT's script walks through each document and writes all examples to files. Random access needs
+# example i without those before it, so an example is a window whose position is a function of
+# (seed, epoch, i). The distributions of lengths, splits, random next segments and truncation are
+# those of the script; tests compare them with a slow reimplementation of it.
 class BatchBuilder:
     """Builds the batch that begins at a position. It has no state and can be pickled.
 

@@ -252,6 +252,9 @@ def make_dataset(
 MAX_SAMPLED_CHUNKS, CHUNK_LENGTH = 1024, 256
 
 
+# SpanBERT's random tokens have the frequencies of the corpus, which its code keeps in memory. A
+# sample of 262,144 tokens, read in 1,024 chunks at equal distances, stands for it; a smaller corpus
+# is read completely.
 def sample_token_ids(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> np.ndarray:
     """Reads a sample of the corpus: up to 1024 chunks of 256 tokens, at equal distances.
 

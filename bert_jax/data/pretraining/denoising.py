@@ -323,6 +323,7 @@ DENOISING_FIELDS = ("input_ids", "attention_mask", *DECODER_TARGET_FIELDS)
 """The batch fields of denoising."""
 
 
+# In the order of the corpus; T5's code shuffles the documents before it joins them.
 class ConcatenatedDocumentsDataset(CorpusWindows):
     """Cuts the corpus, read as one text, into texts of `max_num_tokens` tokens, as T5 does."""
 
@@ -478,6 +479,7 @@ def max_text_length(config: Denoising, seq_length: int, target_length: int) -> i
             return min(seq_length, target_length) - 2
 
 
+# T5's code would go on with ordinary tokens.
 def _check_sentinels(config: Denoising, num_tokens: int, num_sentinels: int) -> None:
     match config:
         case SpanCorruption():

@@ -391,6 +391,9 @@ def mask_tokens(
       fields `SPAN_BOUNDARY_FIELDS`.
     """
     positions = np.arange(input_ids.shape[1])[None, :] if position_ids is None else position_ids
+    # Special tokens are not predicted, for RoBERTa either: <s> is always the first token, so
+    # predicting it teaches nothing, and a replaced </s> would remove the boundary of two documents.
+    # Hugging Face's collator does the same, so that pretraining continued there has the same masks.
     is_maskable = (attention_mask != 0) & ~vocab_arrays.is_special[input_ids]
     keys_2d = keys[:, None] if keys.ndim == 1 else keys
     shape = (len(input_ids), max_predictions_per_seq)

@@ -85,6 +85,9 @@ def make_corpus_dataset(
     return make_dataset(corpus, config.input_format, seq_length, vocab_arrays)
 
 
+# seqio draws the corpus of each example at random and cannot start in the middle. Here every period
+# has the same number of slots for a corpus, so that the number of examples drawn before from it is
+# a product and a rank.
 class MixtureDataset:
     """Numbers the examples and documents of several corpora, one corpus after the other.
 
@@ -364,6 +367,7 @@ def plan_mixture(
     )
 
 
+# Another fingerprint or number of slots would shift all draws of a resumed run.
 def write_or_check_mixture(mixture: MixturePlan, path: Path) -> None:
     """Writes the plan of a new run, or compares that of a resumed run.
 
@@ -424,6 +428,8 @@ def _fractions(config: CorpusMixture, corpora: Sequence[PreparedCorpus]) -> np.n
     return powers / powers.sum()
 
 
+# Slots of a corpus with a limit are rounded down: 2 slots instead of 1.6 would be 25 % more than
+# the limit.
 def _round_quotas(
     config: CorpusMixture, corpora: tuple[PreparedCorpus, ...], counts: Sequence[_PhaseCounts]
 ) -> tuple[MixedCorpora, list[np.ndarray]]:

@@ -185,6 +185,8 @@ class DenoisedTexts:
         return lengths["inputs"], lengths["targets"]
 
 
+# The examples of the loader, not of seqio's preprocessors: with seqio's seeds they could not equal
+# the examples of a run.
 class _LoaderExamples:
     """Builds single examples with the batch builder of the training loader."""
 

@@ -84,6 +84,8 @@ def check_onnx_installed() -> None:
             raise MissingExtraError(f"--onnx needs {library}, which is not installed", "onnx")
 
 
+# Written from the weights with the `onnx` package instead of traced by PyTorch: an encoder has
+# about 15 kinds of operations, and the exporters pin versions of transformers.
 def write_onnx(
     network: ShippedNetwork, tokenizer: Tokenizer, folder: Path, precision: OnnxPrecision
 ) -> OnnxFacts:

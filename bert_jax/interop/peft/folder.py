@@ -40,6 +40,8 @@ _PREFIX, _PROMPT_PREFIX = "base_model.model.", "base_model."
 _SUFFIXES = (*lora.MATRICES, *lora.EMBEDDING_MATRICES, methods.IA3_VECTOR)
 
 
+# peft stores neither a fingerprint of the base nor the labels, hence `bert_jax_adapter.json`. A
+# prefix encoder is not written, only its keys and values, as in peft.
 def write_adapter_folder(
     folder: Path, adapter: PeftAdapter, config: EncoderConfig, version: str
 ) -> None:

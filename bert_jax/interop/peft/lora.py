@@ -112,6 +112,7 @@ def is_saved(module: str, modules_to_save: Iterable[str]) -> bool:
     return any(name.endswith(ending) for name in names for ending in modules_to_save)
 
 
+# The tensors decide which layers are adapted; `target_modules` must select exactly these.
 def select_modules(data: dict[str, Any], modules: Iterable[str], file: str) -> list[str]:
     """Returns the modules that the targets in a peft config select.
 
@@ -218,6 +219,9 @@ def _whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
+# A tensor of Hugging Face that holds several of our layers (ModernBERT's `Wqkv`) gets one block of
+# rows of lora_A for each adapted layer, and a rank of its own in `rank_pattern`. Layers of
+# different rank or alpha are padded to one rank, which leaves the product as it is.
 def _module_to_peft(
     module: str, adapted: Sequence[str], adapter: Modules, names: ModuleNames
 ) -> dict[str, np.ndarray]:

@@ -53,6 +53,7 @@ class TokenRules(NamedTuple):
     vocab_size: int | None = None
 
 
+# Rows of the table after the vocabulary (28 in T5) are never generated, unlike in Hugging Face.
 def apply_rules(
     scores_RV: jax.Array,
     tokens_RT: jax.Array,
@@ -253,6 +254,8 @@ class _Beams(NamedTuple):
     cache: Cache
 
 
+# Scores, candidates and stopping rules are those of Hugging Face's `_beam_search`, with which token
+# ids are compared. Its random numbers are not reproduced.
 def _beam_search(
     model: EncoderDecoder,
     source: Source,

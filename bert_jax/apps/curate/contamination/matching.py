@@ -177,6 +177,8 @@ def count_documents(index: ContaminationIndex, documents: Iterable[Words]) -> np
     return counts
 
 
+# A test copied into many documents is a common phrase by its n-grams; items without other n-grams
+# are therefore reported as not searched instead of clean.
 def common_ngrams(
     documents: np.ndarray, sources: np.ndarray, num_documents: int, num_sources: int, limit: int
 ) -> np.ndarray:
@@ -229,6 +231,8 @@ class _TextMatch:
     is_common: bool = False
 
 
+# Counted on the side of the item, half of its n-grams within twice its length, so that neither a
+# long document nor line breaks dilute a match, unlike fractions of paragraphs.
 def find_items(index: ContaminationIndex, words: Words, common: np.ndarray) -> list[ItemMatch]:
     """Finds evaluation items in a document, in the order of the document.
 

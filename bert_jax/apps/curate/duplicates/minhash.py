@@ -46,6 +46,8 @@ class WordHashes(dict[str, int]):
         return np.fromiter(map(self.__getitem__, words), _UINT64, len(words))
 
 
+# Digits stay in the shingles, which datatrove replaces by 0: pages that differ in their numbers
+# only are different pages.
 def shingle_hashes(words: np.ndarray, n: int) -> np.ndarray:
     """Returns the hashes of the shingles of `n` words, in order, uint64 [S].
 
@@ -106,6 +108,8 @@ def candidate_probability(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
+# Products with odd constants are enough for MinHash, because each shingle hash is already random; a
+# test compares the recall with the formula.
 def _odd_constants(count: int, seed: int) -> np.ndarray:
     """Returns `count` odd constants, uint64, the first outputs of SplitMix64 for a seed."""
     steps = np.arange(1, count + 1, dtype=_UINT64) * _UINT64(0x9E3779B97F4A7C15)

@@ -109,6 +109,9 @@ _NUMBER = np.dtype([("document", "<u8")])
 _EDGE = np.dtype([*_RANK, ("document", "<u8"), ("negative_similarity", "<f8"), ("better", "<u8")])
 
 
+# Datatrove and SlimPajama drop what shares a band and keep one document of each connected
+# component; a chain of similar pages then removes pages that are not similar. Here every dropped
+# document has a twin in the ledger with the measured similarity.
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicates:
     """Drops documents whose shingles are nearly the same as those of a kept document.

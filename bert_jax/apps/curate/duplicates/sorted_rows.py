@@ -21,6 +21,9 @@ PARTITION_ROWS = 1 << 21
 MAX_KEY = 2**64 - 1
 
 
+# Sorted on disk, so that memory does not depend on the size of the corpus, and the result does not
+# depend on how documents are divided into units. A file that exists is never written again, which
+# is all that resuming needs.
 def write_sorted_rows(path: Path, dtype: np.dtype, chunks: Iterable[np.ndarray]) -> None:
     """Writes rows to a file, atomically.
 

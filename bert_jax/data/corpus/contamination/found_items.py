@@ -201,6 +201,8 @@ class FoundItems:
         return [self.group_of(example, task.name) for example in task.splits[split]]
 
 
+# Items are known by a hash of their words, not by file and row: `evaluate`, `finetune` and `glue`
+# recognize them in any format of the same data.
 def known_items(folder: str | None, model: str) -> FoundItems | None:
     """Returns what is known about the pretraining corpus of a model.
 
@@ -238,6 +240,8 @@ def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
     return copy_items(folders, target)
 
 
+# Copied, not linked: the input may be deleted, and what is fine-tuned from a model still has to
+# know the items.
 def copy_items(sources: Sequence[str | Path], target: Path) -> bool:
     """Copies the file of the items to a folder, if all sources have it.
 
