@@ -339,7 +339,7 @@ def test_finetune_config_excludes_task_flags(capsys):
     for argv, message in (
         (["--config", recipe, "--epochs", "2"], "--epochs cannot be combined with --config"),
         (["--config", recipe, "--model", "m"], "--model cannot be combined with --config"),
-        (["--config", recipe, "--glue-dir", "g"], "--glue-dir=g cannot be combined with --config"),
+        (["--config", recipe, "--glue-dir", "g"], "--glue-dir cannot be combined with --config"),
         (["--config", recipe], "needs --arg model=..."),
         (["--config", recipe, "conll"], "expected one of them"),
         ([recipe, "--model", "m"], "finetune --config "),
