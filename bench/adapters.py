@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     scores.add_argument("--output", type=Path, required=True, help="folder of the runs")
     scores.add_argument("--results", type=Path, help="default: results.json in --output")
     args = parser.parse_args(argv)
-    from bert_jax.apps.studies.job_runner import Interrupted
+    from bert_jax.apps.studies.jobs import Interrupted
     from bert_jax.errors import UserError
 
     try:
@@ -193,7 +193,7 @@ def step_experiment(args: argparse.Namespace, method: str) -> Any:
 
 def run_scores(args: argparse.Namespace) -> None:
     """Runs what has not finished, records the metrics, and prints mean and standard deviation."""
-    from bert_jax.apps.studies.job_runner import JobRunner, is_finished
+    from bert_jax.apps.studies.jobs import JobRunner, is_finished
 
     tasks = [*args.tasks, *(["conll"] if args.conll else [])]
     # All methods of a seed before the next seed: an interrupted comparison has complete columns.
@@ -217,7 +217,7 @@ def run_scores(args: argparse.Namespace) -> None:
 
 def score_job(args: argparse.Namespace, task: str, method: str, seed: int) -> Any:
     """Returns the fine-tuning run of a method on a task."""
-    from bert_jax.apps.studies.job_runner import Job
+    from bert_jax.apps.studies.jobs import Job
 
     arguments = [task, "--model", args.model, "--seed", str(seed), "--method", method]
     if task.startswith("glue/"):

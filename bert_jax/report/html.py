@@ -1,11 +1,95 @@
-"""Renders the building blocks of a report: formatted numbers, tables, sections and the page."""
+"""Builds the HTML of reports, one page for light and dark and all widths, and formats values."""
 
 import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.report.style import STYLE
+# After Okabe and Ito 2008, which most color-blind readers can distinguish; darkened or lightened
+# so that lines and text have a contrast of at least 4.5 to the background.
+_LIGHT_COLORS = ("#0072b2", "#c24e00", "#007a5a", "#a6478a", "#806000", "#4d4d4d")
+_DARK_COLORS = ("#56b4e9", "#ff9e4a", "#33c79b", "#e592c9", "#d9b23c", "#b8bec7")
+
+
+def _color_rules(colors: tuple[str, ...]) -> str:
+    return "".join(f".c{index}{{--line:{color}}}" for index, color in enumerate(colors))
+
+
+STYLE = f"""
+:root {{ color-scheme: light dark; --page: #f5f6f8; --card: #fff; --text: #1c2430; --quiet: #566070;
+  --edge: #dfe3e8; --grid: #e4e8ec; --band: #8a94a3; --good: #00693e; --warn: #9a4a00;
+  --right: 0,114,178; --wrong: 213,94,0; --shadow: rgba(30,40,55,.28); }}
+{_color_rules(_LIGHT_COLORS)}
+@media (prefers-color-scheme: dark) {{
+:root {{ --page: #12161c; --card: #1b212a; --text: #e6e9ee; --quiet: #a3adba; --edge: #323b47;
+  --grid: #2b333e; --band: #7c8796; --good: #58d6a4; --warn: #ffb068; --right: 86,180,233;
+  --wrong: 255,140,60; --shadow: rgba(0,0,0,.75); }}
+{_color_rules(_DARK_COLORS)}
+}}
+* {{ box-sizing: border-box; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
+  margin: 0; }}
+main {{ max-width: 1180px; margin: 0 auto; padding: 20px 16px 48px; }}
+h1, h2, h3, p, li, dd, code {{ overflow-wrap: anywhere; }}
+h1 {{ font-size: 26px; line-height: 1.25; margin: 2px 0 4px; }}
+h2 {{ font-size: 19px; margin: 32px 0 8px; }} h3 {{ font-size: 14px; margin: 0 0 6px; }}
+p {{ margin: 0 0 8px; max-width: 80ch; }} .quiet, caption {{ color: var(--quiet); }}
+code {{ font: 13px/1.5 ui-monospace, monospace; }}
+.card {{ background-color: var(--card); border: 1px solid var(--edge); border-radius: 8px;
+  padding: 12px 14px; min-width: 0; }}
+.card + .card {{ margin-top: 12px; }} .card.flush {{ padding: 0; }}
+.status {{ font-weight: 600; color: var(--good); }} .status.open {{ color: var(--warn); }}
+.headline {{ margin-top: 16px; padding: 16px; }} .headline h2 {{ margin: 0; font-size: 15px; }}
+.headline .value {{ font-size: 40px; line-height: 1.2; font-weight: 650; margin: 0;
+  font-variant-numeric: tabular-nums; }}
+.headline table {{ max-width: 760px; margin: 10px 0 6px; }}
+.headline th, .headline td, .headline caption {{ padding-left: 0; }}
+.bar {{ width: 45%; }} .bar i {{ display: block; height: 12px; border-radius: 2px;
+  background: var(--line); min-width: 2px; }}
+.facts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr));
+  gap: 10px 24px; margin: 12px 0 0; }}
+.facts dt {{ color: var(--quiet); font-size: 13px; }} .facts dd {{ margin: 0; }}
+.charts {{ display: grid; gap: 12px; margin-top: 12px; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr)); }}
+.charts > .card {{ margin-top: 0; }}
+svg {{ width: 100%; max-width: 440px; height: auto; display: block; }}
+svg text {{ font-size: 12px; fill: var(--quiet); }}
+.grid {{ stroke: var(--grid); }} .bound {{ stroke: var(--band); stroke-dasharray: 4 4; }}
+polyline {{ fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; }}
+polyline.faint {{ stroke-width: 1; opacity: .35; }}
+circle, rect {{ fill: var(--line); }}
+.hover {{ fill: transparent; }} .hover:hover {{ fill: var(--band); fill-opacity: .22; }}
+.legend {{ display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 13px; }}
+.legend i {{ display: inline-block; width: 20px; margin-right: 6px; vertical-align: middle; }}
+.scroll {{ overflow-x: auto; background-color: var(--card); background-repeat: no-repeat;
+  background-image: linear-gradient(to right, var(--card) 30%, transparent),
+    linear-gradient(to left, var(--card) 30%, transparent),
+    linear-gradient(to right, var(--shadow), transparent),
+    linear-gradient(to left, var(--shadow), transparent);
+  background-position: 0 0, 100% 0, 0 0, 100% 0; background-size: 44px 100%, 44px 100%,
+    12px 100%, 12px 100%; background-attachment: local, local, scroll, scroll; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
+caption {{ text-align: left; padding: 8px 12px; }}
+th, td {{ text-align: left; padding: 5px 12px; border-bottom: 1px solid var(--grid);
+  vertical-align: top; }}
+tbody th {{ font-weight: 400; }} tbody tr:last-child > * {{ border-bottom: 0; }}
+.numbers td, .numbers th {{ text-align: right; font-variant-numeric: tabular-nums; }}
+.numbers tr > :first-child {{ text-align: left; }} .numbers td {{ white-space: nowrap; }}
+.words td, .words th {{ overflow-wrap: anywhere; }} .words tbody th {{ min-width: 8.5em; }}
+.headline td:nth-child(2) {{ white-space: nowrap; }}
+details > summary {{ cursor: pointer; padding: 8px 12px; }} .card > ul {{ margin: 8px 0; }}
+.note {{ padding: 8px 12px 0; }}
+.task > summary {{ font-size: 19px; font-weight: 650; padding: 8px 0; margin-top: 20px; }}
+.errors {{ margin: 0; padding-left: 26px; }} .errors li {{ margin: 0 0 14px; }}
+.errors dl {{ display: flex; flex-wrap: wrap; gap: 0 18px; margin: 0; font-size: 14px; }}
+.errors dl > div {{ display: flex; gap: 6px; min-width: 0; }} .errors .text {{ flex: 0 0 100%; }}
+.errors dt {{ color: var(--quiet); flex: none; }} .errors dd {{ margin: 0; min-width: 0; }}
+@media (max-width: 480px) {{ th, td {{ padding: 4px 5px; }}
+  table {{ font-size: 12.5px; }} .numbers td {{ white-space: normal; }}
+  .card {{ padding: 10px; }} .headline .value {{ font-size: 34px; }} .bar {{ width: 30%; }} }}
+@media print {{ body {{ background: none; }} .card {{ break-inside: avoid; }} }}
+"""
+
 
 _METRIC_NAMES = {
     "step": "update",

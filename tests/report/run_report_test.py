@@ -1,7 +1,6 @@
 """Tests that the report of a run is complete, escaped, self-contained, and correct.
 
-Covers bert_jax/report/run_report.py, run_data.py, headline.py, facts.py, curves.py, html.py,
-style.py and svg_charts.py.
+Covers bert_jax/report/run_report.py, run_data.py, curves.py, html.py and svg_charts.py.
 """
 
 import itertools

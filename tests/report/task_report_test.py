@@ -1,6 +1,6 @@
 """Tests the report of a fine-tuning run: correct numbers, escaped texts, layout in a browser.
 
-Covers bert_jax/report/task_report.py, task_charts.py and headline.py.
+Covers bert_jax/report/task_report.py, and the headline of run_report.py.
 """
 
 import csv

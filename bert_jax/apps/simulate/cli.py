@@ -68,8 +68,7 @@ def run(args: Arguments) -> int:
         parse_kill,
         parse_missing_host,
     )
-    from bert_jax.apps.simulate.summary import disagreements, summarize
-    from bert_jax.apps.simulate.supervisor import Supervisor
+    from bert_jax.apps.simulate.supervisor import Supervisor, disagreements, summarize
     from bert_jax.train.preemption import EXIT_USER_ERROR
 
     train_config = args.experiment().train

@@ -1,27 +1,84 @@
 """Runs the GLUE benchmark: every task with every seed and setting, and collects the results.
 
-<output>/<task>/seed-<n>/    a job (see job_runner.py); for several settings <task>/<setting>/...
+<output>/<task>/seed-<n>/    a job (see jobs.py); for several settings <task>/<setting>/...
          results.json        the config and all numbers of each task
          table.md, table.html
          submission.zip      see leaderboard.py
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bert_jax.apps.studies import sweep_trials
-from bert_jax.apps.studies.finished_run import bootstrap_interval, read_outputs
-from bert_jax.apps.studies.job_runner import Job, JobRunner
-from bert_jax.apps.studies.sweep_trials import Trial
+import numpy as np
+
+from bert_jax.apps.studies import trials
+from bert_jax.apps.studies.jobs import Job, JobRunner
+from bert_jax.apps.studies.result_page import ResultTable, write_pages
+from bert_jax.apps.studies.trials import Trial
 from bert_jax.config.labeled_data import Glue, GlueName
 from bert_jax.data.corpus.contamination.found_items import FoundItems
 from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.tasks.analysis import metrics_by_group
+from bert_jax.runs.run_folder import PREDICTIONS
+from bert_jax.tasks.analysis import format_groups, metrics_by_group
+from bert_jax.tasks.registry import kind_of
+
+
+def read_predictions(run: Path, split: str) -> list[dict[str, Any]]:
+    """Reads the predictions of a split, a JSON object for each example.
+
+    Raises:
+      UserError: the run has no predictions for the split.
+    """
+    file = run / PREDICTIONS / f"{split}.jsonl"
+    if not file.is_file():
+        raise UserError(
+            f"{file} does not exist; delete {run} and run the same command to train again"
+        )
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def bootstrap_interval(run: Path, task: Task, split: str, metric: str) -> tuple[float, float]:
+    """Computes the 95 % bootstrap interval of a metric over the examples of a split.
+
+    Args:
+      run: the run folder.
+      task: the classification or regression task that the run was trained on.
+      split: the split whose predictions are read.
+      metric: the name of the metric.
+
+    Raises:
+      UserError: as `read_outputs`.
+    """
+    outputs, kind = read_outputs(run, task, split), kind_of(task)
+    references = kind.get_references(task.splits[split], task.labels)
+    return kind.metric_interval(metric, references, outputs, task.labels)
+
+
+def read_outputs(run: Path, task: Task, split: str) -> np.ndarray:
+    """Reads the predictions of a split as the metrics take them: logits [n, C] or values [n].
+
+    Raises:
+      UserError: the predictions are missing or belong to other examples.
+    """
+    predictions, examples = read_predictions(run, split), task.splits[split]
+    if [row["id"] for row in predictions] != [example.id for example in examples]:
+        raise UserError(
+            f"{run / PREDICTIONS / split}.jsonl was made for other examples than {task.name} has "
+            "now: the data has changed; choose another --output"
+        )
+    if task.kind == "classification":
+        probabilities = np.array(
+            [[row["probabilities"][n] for n in task.labels] for row in predictions]
+        )
+        return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    return np.array([row["value"] for row in predictions], np.float64)
+
 
 TRAINABLE_TASKS = tuple(name for name in GLUE_TASKS if name != "ax")
 """The tasks with training data; the diagnostic set AX is predicted by the MNLI models."""
@@ -76,7 +133,7 @@ class BenchmarkConfig:
     @property
     def settings(self) -> list[dict[str, Any]]:
         """Returns every combination of batch size, learning rate, and epochs."""
-        return sweep_trials.grid(
+        return trials.grid(
             {
                 "batch_size": self.batch_size,
                 "learning_rate": self.learning_rate,
@@ -91,14 +148,20 @@ class Benchmark:
     There is one run for each task, seed and setting of a `BenchmarkConfig`.
     """
 
-    def __init__(self, config: BenchmarkConfig, output: Path):
+    def __init__(
+        self, config: BenchmarkConfig, output: Path, found_items: FoundItems | None = None
+    ):
         """Reads every task once, so that damaged data is found before anything runs.
+
+        Args:
+          found_items: the examples that are in the pretraining corpus, if that is known; each task
+            then has "by_contamination" in the results: the metrics on these and on the others.
 
         Raises:
           UserError: a task's files are damaged, no task can be trained, or MNLI cannot be trained
             although other tasks start from it.
         """
-        self.config, self._output = config, output
+        self.config, self._output, self._found_items = config, output, found_items
         self.skipped: dict[str, str] = {}
         self._num_train_examples: dict[str, int] = {}
         for name in config.tasks:
@@ -120,6 +183,12 @@ class Benchmark:
                 + self.skipped.get("mnli", "mnli is not in --tasks")
                 + "; add mnli, or give the path of an MNLI model after --mnli-init"
             )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that may not change; tasks and seeds may."""
+        fields = asdict(self.config)
+        return {name: fields[name] for name in fields if name not in ("tasks", "seeds")}
 
     @property
     def tasks(self) -> list[str]:
@@ -146,16 +215,9 @@ class Benchmark:
                     failed[f"{name}/seed-{seed}"] = "the run of mnli that it starts from has failed"
         return failed | runner.run(self._jobs(mnli_init_tasks))
 
-    def results(
-        self, failed: Mapping[str, str], found_items: FoundItems | None = None
-    ) -> dict[str, Any]:
-        """Returns all numbers of the finished runs as JSON values, in a deterministic order.
-
-        Args:
-          found_items: the examples that are in the pretraining corpus, if that is known; each task
-            then has "by_contamination": the metrics on these and on the others.
-        """
-        tasks = {name: self._task_results(name, found_items) for name in self._num_train_examples}
+    def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
+        """Returns all numbers of the finished runs as JSON values, in a deterministic order."""
+        tasks = {name: self._task_results(name) for name in self._num_train_examples}
         return {
             "config": asdict(self.config),
             "tasks": {name: found for name, found in tasks.items() if found is not None},
@@ -163,26 +225,31 @@ class Benchmark:
             "failed": dict(failed),
         }
 
+    def write_table(self, results: dict[str, Any]) -> ResultTable:
+        """Writes table.md and table.html from `results`; returns the table."""
+        return write_table(self._output, results)
+
     def best_run(self, name: str) -> Path | None:
         """Returns the folder of a task's best run on dev in the best setting, or None."""
         best_trial = self._best_trial(name)
         if best_trial is None:
             return None
         trial, values = best_trial
-        return self._output / trial.job(sweep_trials.best_seed(values)).name
+        return self._output / trial.job(trials.best_seed(values)).name
 
-    def _task_results(self, name: str, found_items: FoundItems | None) -> dict[str, Any] | None:
+    def _task_results(self, name: str) -> dict[str, Any] | None:
+        found_items = self._found_items
         best_trial = self._best_trial(name)
         if best_trial is None:
             return None
         trial, metric_by_seed = best_trial
-        runs = sweep_trials.read_evaluations(self._output, trial)
-        task, median_seed = self._read_task(name), sweep_trials.median_seed(metric_by_seed)
+        runs = trials.read_evaluations(self._output, trial)
+        task, median_seed = self._read_task(name), trials.median_seed(metric_by_seed)
         splits: dict[str, dict[str, Any]] = {}
         by_contamination: dict[str, Any] = {}
         for split in LABELED_SPLITS:
             for metric in task.metrics:
-                values = sweep_trials.metric_by_seed(runs, split, metric)
+                values = trials.metric_by_seed(runs, split, metric)
                 if median_seed in values:
                     run = self._output / trial.job(median_seed).name
                     if found_items is not None and split not in by_contamination:
@@ -190,7 +257,7 @@ class Benchmark:
                         outputs = read_outputs(run, task, split)
                         by_contamination[split] = metrics_by_group(task, split, outputs, groups)
                     splits.setdefault(split, {})[metric] = {
-                        **sweep_trials.seed_statistics(values),
+                        **trials.seed_statistics(values),
                         "confidence_interval": list(bootstrap_interval(run, task, split, metric)),
                     }
         return {
@@ -199,7 +266,7 @@ class Benchmark:
             "num_train_examples": self._num_train_examples[name],
             "best_metric": task.metrics[0],
             "median_seed": median_seed,
-            "best_seed": sweep_trials.best_seed(metric_by_seed),
+            "best_seed": trials.best_seed(metric_by_seed),
             "splits": splits,
             **({} if found_items is None else {"by_contamination": by_contamination}),
             "settings": [
@@ -214,12 +281,12 @@ class Benchmark:
         values = [self._first_metric_by_seed(name, trial) for trial in candidates]
         if not any(values):
             return None
-        best = sweep_trials.best_trial_index([_median(each) for each in values])
+        best = trials.best_trial_index([_median(each) for each in values])
         return candidates[best], values[best]
 
     def _first_metric_by_seed(self, name: str, trial: Trial) -> dict[int, float]:
-        runs = sweep_trials.read_evaluations(self._output, trial)
-        return sweep_trials.metric_by_seed(runs, "dev", GLUE_TASKS[name].metrics[0])
+        runs = trials.read_evaluations(self._output, trial)
+        return trials.metric_by_seed(runs, "dev", GLUE_TASKS[name].metrics[0])
 
     def _jobs(self, names: Iterable[str]) -> list[Job]:
         candidates = [trial for name in names for trial in self._trials(name)]
@@ -233,9 +300,7 @@ class Benchmark:
         models = self._models(name)
         return [
             Trial(
-                folder=name
-                if len(settings) == 1
-                else f"{name}/{sweep_trials.setting_name(setting)}",
+                folder=name if len(settings) == 1 else f"{name}/{trials.setting_name(setting)}",
                 setting=setting,
                 seeds=tuple(seed for seed in config.seeds if seed in models),
                 base_arguments=tuple(base),
@@ -281,4 +346,100 @@ def _untrainable_reason(glue_dir: str, name: str) -> str | None:
 
 
 def _median(values: Mapping[int, float]) -> float | None:
-    return sweep_trials.seed_statistics(values)["median"] if values else None
+    return trials.seed_statistics(values)["median"] if values else None
+
+
+_COLUMNS = ("task", "split", "metric", "runs", "median", "mean", "std", "best", "95 % interval")
+_DISPLAY_NAMES = {
+    "cola": "CoLA",
+    "sst2": "SST-2",
+    "mrpc": "MRPC",
+    "stsb": "STS-B",
+    "qqp": "QQP",
+    "mnli": "MNLI",
+    "qnli": "QNLI",
+    "rte": "RTE",
+    "wnli": "WNLI",
+}
+
+
+def write_table(folder: Path, results: dict[str, Any]) -> ResultTable:
+    """Writes table.md and table.html from the results of `Benchmark.results`; returns the table."""
+    has_several_settings = any(len(task["settings"]) > 1 for task in results["tasks"].values())
+    rows = []
+    for name, task in results["tasks"].items():
+        best_setting = ", ".join(
+            f"{field} {value:g}" for field, value in task["best_setting"].items()
+        )
+        for split, metrics in task["splits"].items():
+            for metric, summary in metrics.items():
+                low, high = summary["confidence_interval"]
+                numbers = [summary[statistic] for statistic in ("median", "mean", "std", "best")]
+                row = [
+                    _DISPLAY_NAMES[name],
+                    split,
+                    metric,
+                    str(summary["runs"]),
+                    *map(_percent, numbers),
+                ]
+                row.append(f"{_percent(low)} to {_percent(high)}")
+                rows.append([*row, best_setting] if has_several_settings else row)
+    columns = (*_COLUMNS, "best setting") if has_several_settings else _COLUMNS
+    table = ResultTable(columns=columns, rows=rows, num_text_columns=3)
+    write_pages(folder, "GLUE, development sets", table, _notes(results))
+    return table
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    config = results["config"]
+    notes = [
+        f"Every run starts from {config['model']}"
+        + (_mnli_init_text(config["mnli_init"]) if config["mnli_init"] else "")
+        + f". Data: the official files in {config['glue_dir']}.",
+        f"Epochs {_join_numbers(config['epochs'])}; "
+        f"batch size {_join_numbers(config['batch_size'])}; "
+        f"learning rate {_join_numbers(config['learning_rate'])}; "
+        f"seeds {_join_numbers(config['seeds'])}."
+        + (
+            f" Overrides of all runs: {' '.join(config['overrides'])}."
+            if config["overrides"]
+            else ""
+        ),
+        "Dev is evaluated after every epoch, and the checkpoint with the best first metric of the "
+        "task is reported. Dev is thus used for both selection and measurement: expect somewhat "
+        "lower results on test.",
+        "Median, mean, std (n - 1), and best are over the seeds; all are multiplied by 100.",
+        "The interval is of the run with the median result: the 2.5th to 97.5th percentile of "
+        "1,000 bootstrap samples of the dev examples. It does not include the variance over seeds.",
+    ]
+    settings = max((len(task["settings"]) for task in results["tasks"].values()), default=1)
+    if settings > 1:
+        notes.append(
+            f"For each task the setting with the best median on dev is shown, of {settings} "
+            "settings; results.json has the medians of all settings."
+        )
+    notes += [
+        f"{_DISPLAY_NAMES[name]} was skipped: {reason}."
+        for name, reason in results["skipped"].items()
+    ]
+    notes += [
+        f"{_DISPLAY_NAMES[name]} {split}, {task['best_metric']} of the run with the median result, "
+        f"by what the pretraining corpus contains: {format_groups(groups, task['best_metric'])}."
+        for name, task in results["tasks"].items()
+        for split, groups in task.get("by_contamination", {}).items()
+    ]
+    notes += [f"{job} failed: {reason}" for job, reason in results["failed"].items()]
+    return notes
+
+
+def _mnli_init_text(mnli_init: str) -> str:
+    init = "the MNLI run of the same seed" if mnli_init == SAME_SEED_MNLI else mnli_init
+    return f", except RTE, MRPC, and STS-B, which start from {init}"
+
+
+def _join_numbers(values: list[Any]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"

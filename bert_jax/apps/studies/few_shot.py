@@ -1,6 +1,6 @@
 """Compares ways to learn a classification task from K examples of each class (Gao et al. 2021).
 
-<output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see job_runner.py),
+<output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see jobs.py),
                               or result.json of one that does not; seed n is that of the sample, too
          results.json         mean, standard deviation and values over the seeds of each method
          table.md, table.html the same as a table
@@ -10,45 +10,132 @@ All numbers are on the dev split of the task, which is not used otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.apps.studies.few_shot_config import (
-    DEMONSTRATIONS,
-    FEATURES,
-    METHODS,
-    PROMPT_TUNING,
-    SETFIT,
-    TFIDF,
-    TRAINED,
-    ZERO_SHOT,
-    FewShotConfig,
-    fine_tuning_job,
-)
-from bert_jax.apps.studies.few_shot_features import embed_examples, predict_tfidf, train_examples
-from bert_jax.apps.studies.job_runner import Interrupted, Job, JobRunner, is_finished
+from bert_jax.apps.studies.jobs import Interrupted, Job, JobRunner, is_finished
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
-from bert_jax.apps.studies.sweep_trials import seed_statistics
-from bert_jax.config.labeled_data import FewShot
+from bert_jax.apps.studies.trials import seed_statistics
+from bert_jax.config.labeled_data import FewShot, Glue
 from bert_jax.config.sentence_embeddings import ContrastivePairs
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.glue_prompts import load_prompt, similar_demonstrations, write_prompt
 from bert_jax.data.finetuning.readers.load_task import load_task, sample_few_shot
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import run_folder
-from bert_jax.tasks.metrics.text_baselines import logistic_regression, nearest_class_mean
+from bert_jax.tasks.metrics.text_baselines import (
+    logistic_regression,
+    nearest_class_mean,
+    pair_features,
+    tfidf_predictions,
+)
 from bert_jax.tasks.registry import compute_metrics
 from bert_jax.tasks.text_similarity import add_text_vectors, read_text_vectors, vector_text
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.setfit import SetFitConfig, train_setfit
+
+ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
+FEATURES = ("nearest-class-mean", "logistic-regression")
+TFIDF = "tf-idf"
+SETFIT = "setfit"
+PROMPT_TUNING = "prompt-tuning"
+DEMONSTRATIONS = "demonstrations"
+TRAINED: dict[str, tuple[str, ...]] = {
+    "fine-tuning": (),
+    "lora": ("--method", "lora"),
+    PROMPT_TUNING: (),  # with --prompt
+    DEMONSTRATIONS: (),  # with --prompt, a file
+}
+"""Arguments of `bert-jax finetune` by method."""
+METHODS = (TFIDF, *FEATURES, SETFIT, *ZERO_SHOT, *TRAINED)
+"""The methods by the names that users type, from the cheapest on; `--help` describes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotConfig:
+    """Configures the comparison; `shots` 0 is zero-shot only.
+
+    Attributes:
+      prompt: name of a published prompt, or a .json file.
+      epochs: training epochs of fine-tuning, LoRA and prompt tuning; None for the default of
+        `finetune`. SetFit has its own epochs, batch size and learning rate.
+      learning_rate: peak learning rate of these; None for the default of each method.
+      max_length: maximum number of tokens in a sequence, except for TF-IDF and frozen features.
+    """
+
+    task: Glue
+    model: str
+    shots: int
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    prompt: str
+    epochs: float | None = None
+    batch_size: int = 8
+    learning_rate: float | None = None
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        check_range("--shots", self.shots, at_least=0)
+        if self.shots == 0 and not set(self.methods) <= set(ZERO_SHOT):
+            raise ConfigError(
+                f"--shots 0 and --methods {' '.join(self.methods)}; expected only "
+                f"{' or '.join(ZERO_SHOT)}, which need no examples"
+            )
+
+
+def fine_tuning_job(config: FewShotConfig, name: str, seed: int, *method_arguments: str) -> Job:
+    """Returns a run of `bert-jax finetune` in the folder `name` on the sample of a seed."""
+    arguments = [f"glue/{config.task.task}", "--model", config.model, "--shots", str(config.shots)]
+    arguments += ["--batch-size", str(config.batch_size), "--max-length", str(config.max_length)]
+    if config.task.folder is not None:
+        arguments += ["--glue-dir", config.task.folder]
+    for flag, value in (("epochs", config.epochs), ("learning-rate", config.learning_rate)):
+        arguments += [] if value is None else [f"--{flag}", str(value)]
+    seeds = ("--seed", str(seed), "--split-seed", str(seed))
+    return Job(name=name, arguments=(*arguments, *method_arguments, *seeds))
+
+
+def train_examples(sample: Task) -> tuple[list[TextExample], list[str]]:
+    """Returns the training examples of a sample and their labels."""
+    examples = [each for each in sample.splits["train"] if isinstance(each, TextExample)]
+    return examples, [str(example.label) for example in examples]
+
+
+def embed_examples(embedder: Embedder, examples: Sequence[TextExample]) -> np.ndarray:
+    """Returns the features of examples, float32 [n, E] or, of pairs, [n, 4 E].
+
+    Args:
+      embedder: gives the vectors of the texts.
+      examples: texts, whose features are their vectors, or pairs, for which see `pair_features`.
+    """
+    first = np.stack([each.vector for each in embedder([e.text for e in examples])])
+    pairs = [e.text_pair for e in examples if e.text_pair is not None]
+    if not pairs:
+        return first
+    return pair_features(first, np.stack([each.vector for each in embedder(pairs)]))
+
+
+def predict_tfidf(sample: Task) -> list[str]:
+    """Predicts the labels of the test split from TF-IDF features of the training split.
+
+    Both texts of a pair are joined with a space.
+    """
+    train, labels = train_examples(sample)
+    texts = [
+        f"{each.text} {each.text_pair or ''}"
+        for each in (*train, *sample.splits["test"])
+        if isinstance(each, TextExample)
+    ]
+    return tfidf_predictions((texts[: len(train)], labels), texts[len(train) :])
+
 
 RESULT_FILE = "result.json"
 _TEST = "test"
@@ -80,6 +167,16 @@ class FewShotStudy:
                 f"{self._task.name} has no dev split, on which the methods are compared; add its "
                 "file to --glue-dir"
             )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that may not change when a study is resumed.
+
+        Seeds and methods may. The prompt is the content of a file, so that results of another
+        prompt are not mixed with its own.
+        """
+        fields = asdict(self._config) | {"prompt": asdict(self._prompt)}
+        return {name: fields[name] for name in fields if name not in ("seeds", "methods")}
 
     def run(self, runner: JobRunner) -> dict[str, str]:
         """Runs what is not finished: first the methods that train nothing.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.apps.studies.finished_run import read_predictions
+from bert_jax.apps.studies.benchmark import read_predictions
 from bert_jax.config.labeled_data import Glue
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS

@@ -1,6 +1,6 @@
 """Searches over settings of a fine-tuning run: every combination of a grid, or random samples.
 
-<output>/<setting>/seed-<n>/   a job (see job_runner.py)
+<output>/<setting>/seed-<n>/   a job (see jobs.py)
          results.json          the search, and all numbers of each setting
          table.md, table.html  settings from best to worst; the page has a chart for each field
 """
@@ -8,6 +8,7 @@
 import json
 import math
 import re
+import statistics
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,10 +17,67 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.apps.studies import sweep_trials
+from bert_jax.apps.studies import trials
+from bert_jax.apps.studies.jobs import JobRunner
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
-from bert_jax.apps.studies.sweep_chart import sweep_chart
-from bert_jax.errors import ConfigError
+from bert_jax.config.config_lib import to_json
+from bert_jax.config.labeled_data import TaskConfig
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.report.html import escape
+from bert_jax.report.svg_charts import PlotArea, evenly_spaced, svg, ticks
+
+_MIN_LOG_RATIO = 10.0  # the axis is logarithmic from this ratio of largest to smallest value on
+_MAX_LABELS = 6
+
+
+def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) -> str:
+    """Returns an SVG element with a dot for each (value of the field, metric).
+
+    Numbers are drawn to scale, on a logarithmic axis if they are positive and span a wide range.
+    All other values are evenly spaced in their given order.
+
+    Args:
+      points: pairs (value of the field, metric).
+      title: the title for screen readers.
+      field: the name of the field.
+    """
+    position_of = _x_positions([value for value, _ in points])
+    coordinates = [(position_of[_label(value)], y) for value, y in points]
+    y_ticks = ticks(min(y for _, y in coordinates), max(y for _, y in coordinates))
+    low, high = min(position_of.values()), max(position_of.values())
+    margin = 0.06 * (high - low) or 1.0
+    frame = PlotArea(low_x=low - margin, high_x=high + margin, low_y=y_ticks[0], high_y=y_ticks[-1])
+    labels = {x: label for label, x in position_of.items()}
+    x_ticks = evenly_spaced(sorted(labels), _MAX_LABELS)
+    parts = [frame.axes(x_ticks, y_ticks, field, lambda x: labels[x], lambda y: f"{y:.4g}")]
+    if len(labels) > 1:
+        medians = [
+            (x, statistics.median(y for other, y in coordinates if other == x))
+            for x in sorted(labels)
+        ]
+        parts.append(f'<polyline points="{frame.path(medians)}" class="c0"/>')
+    parts += [
+        f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" class="c1" '
+        f'fill-opacity="0.7"><title>{escape(labels[x])}: {y:.4g}</title></circle>'
+        for x, y in coordinates
+    ]
+    return svg(title, parts)
+
+
+def _x_positions(values: Sequence[Any]) -> dict[str, float]:
+    """Returns {label: position on the x axis} of each value."""
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return {label: float(n) for n, label in enumerate(dict.fromkeys(map(_label, values)))}
+    logarithmic = min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values)
+    return {_label(v): math.log10(v) if logarithmic else float(v) for v in values}
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
 
 _SIGNIFICANT_DIGITS = 4  # of a sampled number
 _STATISTICS = ("median", "mean", "std", "best")
@@ -64,7 +122,7 @@ class Search:
     """Defines the settings of a search.
 
     Attributes:
-      values: {field: the values to try}. A field is one of `sweep_trials.FLAG_SETTINGS` or a path
+      values: {field: the values to try}. A field is one of `trials.FLAG_SETTINGS` or a path
         in the config.
       ranges: {field: the range to sample from}; only with `num_samples`.
       num_samples: the number of random samples; None for every combination of `values`.
@@ -94,9 +152,9 @@ class Search:
     def settings(self) -> list[dict[str, Any]]:
         """Returns the settings to try, without duplicates."""
         if self.num_samples is None:
-            return sweep_trials.grid(self.values)
+            return trials.grid(self.values)
         sampled = [self._sample_setting(number) for number in range(self.num_samples)]
-        return list({sweep_trials.setting_name(setting): setting for setting in sampled}.values())
+        return list({trials.setting_name(setting): setting for setting in sampled}.values())
 
     def _sample_setting(self, number: int) -> dict[str, Any]:
         setting: dict[str, Any] = {}
@@ -147,37 +205,105 @@ def parse_ranges(assignments: Sequence[str]) -> dict[str, Range]:
     return found
 
 
-def collect_results(
-    output: Path,
-    all_trials: Sequence[sweep_trials.Trial],
-    metrics: Sequence[str],
-    config: Mapping[str, Any],
-    failed: Mapping[str, str],
-) -> dict[str, Any]:
-    """Returns all numbers of the finished runs as JSON values, in a deterministic order."""
-    rows, medians = [], []
-    for trial in all_trials:
-        runs = sweep_trials.read_evaluations(output, trial)
-        values = {metric: sweep_trials.metric_by_seed(runs, "dev", metric) for metric in metrics}
-        dev = {
-            metric: sweep_trials.seed_statistics(found) for metric, found in values.items() if found
+class Sweep:
+    """Runs every setting of a search with every seed, and compares them by their median on dev."""
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        task_command: Sequence[str],
+        search: Search,
+        output: Path,
+        *,
+        model: str,
+        seeds: tuple[int, ...],
+        shared: Mapping[str, Any],
+        overrides: tuple[str, ...],
+    ):
+        """Reads the task and makes the trials.
+
+        Args:
+          task: the task that all runs are trained on.
+          task_command: TASK and its flags, as `bert-jax finetune` takes them.
+          output: the folder of all runs and results.
+          model: the model that all runs start from.
+          shared: {flag: value} of all runs.
+          overrides: FIELD=VALUE of all runs.
+
+        Raises:
+          ConfigError: a field is both searched over and set for all runs, or a value is invalid.
+          UserError: the task has no train or dev split, or cannot be read.
+        """
+        fixed = {*shared, *(assignment.partition("=")[0] for assignment in overrides)}
+        for field in (*search.values, *search.ranges):
+            if field in fixed:
+                raise ConfigError(f"{field} is both searched over and set for all runs; remove one")
+        loaded = load_task(task)
+        for split in ("train", "dev"):
+            if split not in loaded.splits:
+                raise UserError(f"{loaded.name} has no {split} examples, which a sweep needs")
+        self._output, self._search, self._seeds = output, search, seeds
+        self._metrics = loaded.metrics
+        self.settings = {
+            "task": task_command[0],
+            "data": to_json(task),
+            "model": model,
+            "shared": dict(shared),
+            "overrides": list(overrides),
         }
-        rows.append({"setting": dict(trial.setting), "dev": dev})
-        medians.append(dev[metrics[0]]["median"] if metrics[0] in dev else None)
-    best_setting = None
-    if any(median is not None for median in medians):
-        best_setting = rows[sweep_trials.best_trial_index(medians)]["setting"]
-    return {
-        "config": dict(config),
-        "best_metric": metrics[0],
-        "best_setting": best_setting,
-        "trials": rows,
-        "failed": dict(failed),
-    }
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
+        num_examples = len(loaded.splits["train"])
+        self._trials = [
+            trials.Trial(
+                folder=trials.setting_name(setting),
+                setting=setting,
+                seeds=seeds,
+                base_arguments=(*task_command, *flags),
+                overrides=overrides,
+                models=dict.fromkeys(seeds, model),
+                cost=num_examples * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
+            )
+            for setting in search.settings()
+        ]
+
+    def run(self, runner: JobRunner) -> dict[str, str]:
+        """Runs what is not finished; returns {name of a failed job: reason}."""
+        return runner.run([job for trial in self._trials for job in trial.jobs()])
+
+    def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
+        """Returns all numbers of the finished runs as JSON values, in a deterministic order."""
+        rows, medians = [], []
+        for trial in self._trials:
+            runs = trials.read_evaluations(self._output, trial)
+            values = {m: trials.metric_by_seed(runs, "dev", m) for m in self._metrics}
+            dev = {m: trials.seed_statistics(found) for m, found in values.items() if found}
+            rows.append({"setting": dict(trial.setting), "dev": dev})
+            medians.append(dev[self._metrics[0]]["median"] if self._metrics[0] in dev else None)
+        best_setting = None
+        if any(median is not None for median in medians):
+            best_setting = rows[trials.best_trial_index(medians)]["setting"]
+        search = asdict(self._search)
+        return {
+            "config": {**self.settings, "search": search, "seeds": list(self._seeds)},
+            "best_metric": self._metrics[0],
+            "best_setting": best_setting,
+            "trials": rows,
+            "failed": dict(failed),
+        }
+
+    def write_table(self, results: dict[str, Any]) -> ResultTable:
+        """Writes table.md and table.html from `results`; returns the table."""
+        return write_table(self._output, results)
+
+
+def _epochs(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"epochs is {value!r}, expected a number above 0")
+    return float(value)
 
 
 def write_table(output: Path, results: dict[str, Any]) -> ResultTable:
-    """Writes table.md and table.html from the result of `collect_results`; returns the table."""
+    """Writes table.md and table.html from the result of `Sweep.results`; returns the table."""
     best_metric, config = results["best_metric"], results["config"]
     finished_rows = [row for row in results["trials"] if best_metric in row["dev"]]
     finished_rows.sort(key=lambda row: -row["dev"][best_metric]["median"])
@@ -235,16 +361,6 @@ def _notes(results: dict[str, Any]) -> list[str]:
         "Median, mean, std (n - 1), and best are over the seeds.",
     ]
     return [*notes, *(f"{job} failed: {reason}" for job, reason in results["failed"].items())]
-
-
-def search_json(search: Search) -> dict[str, Any]:
-    """Converts a search to JSON values."""
-    return {
-        "values": {field: list(values) for field, values in search.values.items()},
-        "ranges": {field: asdict(value_range) for field, value_range in search.ranges.items()},
-        "num_samples": search.num_samples,
-        "seed": search.seed,
-    }
 
 
 def _split_assignment(

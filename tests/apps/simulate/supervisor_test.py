@@ -1,6 +1,6 @@
 """Tests when the supervisor restarts the hosts, and the summary; no process is started.
 
-Covers bert_jax/apps/simulate/supervisor.py and bert_jax/apps/simulate/summary.py.
+Covers bert_jax/apps/simulate/supervisor.py and bert_jax/apps/simulate/supervisor.py.
 """
 
 import logging
@@ -12,8 +12,7 @@ import pytest
 from bert_jax.apps.simulate import supervisor
 from bert_jax.apps.simulate.attempt import Attempt
 from bert_jax.apps.simulate.scenario import Kill, Scenario
-from bert_jax.apps.simulate.summary import disagreements, summarize
-from bert_jax.apps.simulate.supervisor import Outcome, Supervisor
+from bert_jax.apps.simulate.supervisor import Outcome, Supervisor, disagreements, summarize
 
 ABORTED, KILLED = -signal.SIGABRT, -signal.SIGKILL
 KILL = Kill(host=2, step=8, signal_to_send=signal.SIGKILL)

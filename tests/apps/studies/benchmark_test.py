@@ -1,7 +1,6 @@
 """Runs GLUE benchmarks with fake runs and checks their numbers, table, and submission.
 
-Covers bert_jax/apps/studies/benchmark.py, bert_jax/apps/studies/benchmark_table.py,
-bert_jax/apps/studies/finished_run.py, bert_jax/apps/studies/leaderboard.py,
+Covers bert_jax/apps/studies/benchmark.py, bert_jax/apps/studies/leaderboard.py,
 bert_jax/apps/studies/result_page.py, and bert_jax/apps/studies/cli/glue.py.
 """
 
@@ -19,14 +18,13 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
 from bert_jax.__main__ import main, parse_command
-from bert_jax.apps.studies import job_runner, leaderboard
+from bert_jax.apps.studies import jobs, leaderboard
 from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
-from bert_jax.apps.studies.job_runner import JobRunner
+from bert_jax.apps.studies.jobs import JobRunner
 from bert_jax.config.labeled_data import Glue
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import write_json
-from bert_jax.pretrained import initial
 from bert_jax.tasks.registry import compute_metrics, kind_of
 from tests.helpers.contamination import write_item_rows
 
@@ -70,7 +68,7 @@ class FakeJobRunner(JobRunner):
         run = self._folder / job.name
         failure = fake_run(job.arguments, run)
         if failure is None:
-            write_json(run / job_runner.FINISHED_FILE, {"arguments": list(job.arguments)})
+            write_json(run / jobs.FINISHED_FILE, {"arguments": list(job.arguments)})
         return failure
 
 
@@ -282,8 +280,8 @@ def test_submission_file_class_names():
 
 def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr(job_runner, "JobRunner", FakeJobRunner)
-    monkeypatch.setattr(initial, "check_model_exists", lambda model: None)  # "<m>" is no folder
+    monkeypatch.setattr(jobs, "JobRunner", FakeJobRunner)
+    monkeypatch.setattr(jobs, "check_model_exists", lambda model: None)  # "<m>" is no folder
     output = tmp_path / "output"
     flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]

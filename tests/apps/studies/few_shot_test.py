@@ -16,9 +16,8 @@ import pytest
 from bert_jax import __main__ as cli
 from bert_jax.apps.studies import few_shot
 from bert_jax.apps.studies.cli import few_shot as command_line
-from bert_jax.apps.studies.few_shot import FewShotStudy
-from bert_jax.apps.studies.few_shot_config import METHODS, ZERO_SHOT, FewShotConfig
-from bert_jax.apps.studies.job_runner import JobRunner
+from bert_jax.apps.studies.few_shot import METHODS, ZERO_SHOT, FewShotConfig, FewShotStudy
+from bert_jax.apps.studies.jobs import JobRunner
 from bert_jax.apps.testing.models import small_model
 from bert_jax.cli import finetune
 from bert_jax.config.config_lib import override

@@ -1,4 +1,7 @@
-"""Splits jobs into balanced shards; killed shards resume, and the final table is the same."""
+"""Splits jobs into balanced shards; killed shards resume, and the final table is the same.
+
+Covers the shards of bert_jax/apps/studies/jobs.py.
+"""
 
 import itertools
 import json
@@ -15,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.__main__ import main
-from bert_jax.apps.studies.job_runner import Job, JobRunner, is_finished
-from bert_jax.apps.studies.job_shards import STARTUP_COST, JobShard, assign
+from bert_jax.apps.studies.jobs import STARTUP_COST, Job, JobRunner, JobShard, assign, is_finished
 from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export

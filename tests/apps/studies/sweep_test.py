@@ -1,7 +1,7 @@
 """Runs sweeps with fake runs and checks the settings that are tried, the table, and the charts.
 
-Covers bert_jax/apps/studies/sweep.py, bert_jax/apps/studies/sweep_trials.py,
-bert_jax/apps/studies/sweep_chart.py, and bert_jax/apps/studies/cli/sweep.py.
+Covers bert_jax/apps/studies/sweep.py, bert_jax/apps/studies/trials.py and
+bert_jax/apps/studies/cli/sweep.py.
 """
 
 import json
@@ -14,10 +14,9 @@ import pytest
 from scipy import stats
 
 from bert_jax.__main__ import main, parse_command
-from bert_jax.apps.studies import job_runner
-from bert_jax.apps.studies.job_runner import JobRunner
-from bert_jax.apps.studies.sweep import Range, Search, parse_ranges, parse_values
-from bert_jax.apps.studies.sweep_chart import sweep_chart
+from bert_jax.apps.studies import jobs
+from bert_jax.apps.studies.jobs import JobRunner
+from bert_jax.apps.studies.sweep import Range, Search, parse_ranges, parse_values, sweep_chart
 from bert_jax.config.labeled_data import Columns
 from bert_jax.errors import ConfigError
 from bert_jax.io.atomic_io import write_json
@@ -41,13 +40,13 @@ class FakeJobRunner(JobRunner):
         write_json(run / "settings.json", settings)
         accuracy = 0.9 - abs(np.log10(rate) + 4) / 10 + seed / 100
         write_json(run / "evaluation.json", {"dev": {"accuracy": accuracy, "f1": accuracy / 2}})
-        write_json(run / job_runner.FINISHED_FILE, {"arguments": list(job.arguments)})
+        write_json(run / jobs.FINISHED_FILE, {"arguments": list(job.arguments)})
         return None
 
 
 @pytest.fixture
 def flags(tmp_path, monkeypatch) -> list[str]:
-    monkeypatch.setattr(job_runner, "JobRunner", FakeJobRunner)
+    monkeypatch.setattr(jobs, "JobRunner", FakeJobRunner)
     files = []
     for split in ("train", "dev"):
         file = tmp_path / f"{split}.csv"

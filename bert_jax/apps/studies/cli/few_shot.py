@@ -98,12 +98,8 @@ class Arguments:
 
 def run(args: Arguments) -> int:
     """Runs the comparison; returns 0, 1 if a run failed, 75 if stopped."""
-    from bert_jax.apps.studies.few_shot import FewShotStudy
-    from bert_jax.apps.studies.few_shot_config import FewShotConfig, settings_json
-    from bert_jax.apps.studies.job_runner import Interrupted, JobRunner
-    from bert_jax.io.atomic_io import write_json
-    from bert_jax.pretrained.initial import check_model_exists
-    from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+    from bert_jax.apps.studies.few_shot import FewShotConfig, FewShotStudy
+    from bert_jax.apps.studies.jobs import run_study
 
     config = FewShotConfig(
         task=_glue_task(args),
@@ -118,21 +114,7 @@ def run(args: Arguments) -> int:
         max_length=args.max_length,
     )
     output = Path(args.output)
-    with JobRunner(output) as runner:
-        check_model_exists(args.model)
-        study = FewShotStudy(config, output)
-        runner.write_or_check_settings(settings_json(config))
-        try:
-            failed = study.run(runner)
-        except Interrupted:
-            logger.info("stopped; run the same command to resume")
-            return EXIT_PREEMPTED
-        results = study.results(failed)
-        write_json(output / "results.json", results)
-        print(study.write_table(results).markdown(), end="")
-    for job, reason in failed.items():
-        logger.error("%s failed: %s", job, reason)
-    return EXIT_USER_ERROR if failed else EXIT_DONE
+    return run_study(FewShotStudy(config, output), output, model=args.model)
 
 
 def _glue_task(args: Arguments) -> Glue:

@@ -88,16 +88,11 @@ class Arguments:
 
 def run(args: Arguments) -> int:
     """Runs the benchmark; returns 0, 1 if a run failed, 75 if stopped."""
-    from dataclasses import asdict
-
-    from bert_jax.apps.studies import benchmark_table, leaderboard
+    from bert_jax.apps.studies import leaderboard
     from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
-    from bert_jax.apps.studies.job_runner import Interrupted, JobRunner
-    from bert_jax.apps.studies.job_shards import JobShard
+    from bert_jax.apps.studies.jobs import JobShard, run_study
     from bert_jax.data.corpus.contamination.found_items import known_items
-    from bert_jax.io.atomic_io import write_json
-    from bert_jax.pretrained.initial import check_model_exists
-    from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+    from bert_jax.train.preemption import EXIT_PREEMPTED
 
     benchmark_config = BenchmarkConfig(
         glue_dir=args.glue_dir,
@@ -114,29 +109,14 @@ def run(args: Arguments) -> int:
     output, shard = Path(args.output), None
     if args.shard is not None and args.num_shards is not None:
         shard = JobShard(index=args.shard, count=args.num_shards)
-    with JobRunner(output, shard=shard) as runner:
-        benchmark = Benchmark(benchmark_config, output)
-        fixed_settings = {
-            k: v for k, v in asdict(benchmark_config).items() if k not in ("tasks", "seeds")
-        }
-        check_model_exists(args.model)
-        runner.write_or_check_settings(fixed_settings)
-        for task, reason in benchmark.skipped.items():
-            logger.info("%s skipped: %s", task, reason)
-        try:
-            failed = benchmark.run(runner)
-        except Interrupted:
-            logger.info("stopped; run the same command to resume")
-            return EXIT_PREEMPTED
-        if shard is None:
-            results = benchmark.results(failed, known_items(args.contamination, args.model))
-            write_json(output / "results.json", results)
-            print(benchmark_table.write_table(output, results).markdown(), end="")
-        if args.zip and shard is None:
-            file = output / leaderboard.FILE
-            file_errors = leaderboard.write_submission(file, benchmark.best_run, args.glue_dir)
-            for name, reason in file_errors.items():
-                logger.warning("%s: %s %s", file, name, reason)
-    for job, reason in failed.items():
-        logger.error("%s failed: %s", job, reason)
-    return EXIT_USER_ERROR if failed else EXIT_DONE
+    found_items = known_items(args.contamination, args.model)
+    study = Benchmark(benchmark_config, output, found_items)
+    for task, reason in study.skipped.items():
+        logger.info("%s skipped: %s", task, reason)
+    exit_code = run_study(study, output, model=args.model, shard=shard)
+    if args.zip and shard is None and exit_code != EXIT_PREEMPTED:
+        file = output / leaderboard.FILE
+        file_errors = leaderboard.write_submission(file, study.best_run, args.glue_dir)
+        for name, reason in file_errors.items():
+            logger.warning("%s: %s %s", file, name, reason)
+    return exit_code

@@ -4,11 +4,9 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bert_jax.cli.arguments import PRETRAINED, TaskArguments, seeds_from_count
-from bert_jax.config.flags import REQUIRED, flag, flag_name, given
-from bert_jax.errors import ConfigError
+from bert_jax.config.flags import REQUIRED, flag, given
 
 logger = logging.getLogger(__name__)
 
@@ -63,93 +61,25 @@ class Arguments(TaskArguments):
 
 def run(args: Arguments) -> int:
     """Runs the sweep; returns 0, 1 if a run failed, 75 if stopped."""
-    from bert_jax.apps.studies import sweep
-    from bert_jax.apps.studies.job_runner import Interrupted, JobRunner
-    from bert_jax.config.config_lib import to_json
-    from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.errors import UserError
-    from bert_jax.io.atomic_io import write_json
-    from bert_jax.pretrained.initial import check_model_exists
-    from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+    from bert_jax.apps.studies.jobs import run_study
+    from bert_jax.apps.studies.sweep import Search, Sweep, parse_ranges, parse_values
+    from bert_jax.apps.studies.trials import FLAG_SETTINGS
 
-    config, seeds = args.task_config(), seeds_from_count(args.num_seeds)
-    shared = _shared_settings(args)
-    search = sweep.Search(
-        values=sweep.parse_values(args.grid),
-        ranges=sweep.parse_ranges(args.range),
+    search = Search(
+        values=parse_values(args.grid),
+        ranges=parse_ranges(args.range),
         num_samples=args.random,
         seed=args.search_seed,
     )
-    _check_not_set_twice(search, shared, args.set)
     output = Path(args.output)
-    with JobRunner(output) as runner:
-        task = load_task(config)
-        for split in ("train", "dev"):
-            if split not in task.splits:
-                raise UserError(f"{task.name} has no {split} examples, which a sweep needs")
-        fixed_settings = {"task": args.task, "data": to_json(config), "model": args.model}
-        fixed_settings |= {"shared": shared, "overrides": [*args.set]}
-        trials = _trials(args, seeds, search.settings(), shared, len(task.splits["train"]))
-        check_model_exists(args.model)
-        runner.write_or_check_settings(fixed_settings)
-        try:
-            failed = runner.run([job for trial in trials for job in trial.jobs()])
-        except Interrupted:
-            logger.info("stopped; run the same command to resume")
-            return EXIT_PREEMPTED
-        study_config = {
-            **fixed_settings,
-            "search": sweep.search_json(search),
-            "seeds": [*seeds],
-        }
-        results = sweep.collect_results(output, trials, task.metrics, study_config, failed)
-        write_json(output / "results.json", results)
-        print(sweep.write_table(output, results).markdown(), end="")
-    for job, reason in failed.items():
-        logger.error("%s failed: %s", job, reason)
-    return EXIT_USER_ERROR if failed else EXIT_DONE
-
-
-def _shared_settings(args: Arguments) -> dict[str, Any]:
-    from bert_jax.apps.studies.sweep_trials import FLAG_SETTINGS
-
-    return given(args, *FLAG_SETTINGS)
-
-
-def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    """Raises ConfigError for a field that is both searched over and set for all runs."""
-    fixed = {*shared, *(assignment.partition("=")[0] for assignment in overrides)}
-    for field in (*search.values, *search.ranges):
-        if field in fixed:
-            raise ConfigError(f"{field} is both searched over and set for all runs; remove one")
-
-
-def _trials(
-    args: Arguments,
-    seeds: tuple[int, ...],
-    settings: list[dict[str, Any]],
-    shared: dict[str, Any],
-    num_examples: int,
-) -> list[Any]:
-    from bert_jax.apps.studies.sweep_trials import Trial, setting_name
-
-    base = args.command()
-    base += [f"{flag_name(name)}={value}" for name, value in shared.items()]
-    return [
-        Trial(
-            folder=setting_name(setting),
-            setting=setting,
-            seeds=seeds,
-            base_arguments=tuple(base),
-            overrides=args.set,
-            models={seed: args.model for seed in seeds},
-            cost=num_examples * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
-        )
-        for setting in settings
-    ]
-
-
-def _epochs(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"epochs is {value!r}, expected a number above 0")
-    return float(value)
+    study = Sweep(
+        args.task_config(),
+        args.command(),
+        search,
+        output,
+        model=args.model,
+        seeds=seeds_from_count(args.num_seeds),
+        shared=given(args, *FLAG_SETTINGS),
+        overrides=args.set,
+    )
+    return run_study(study, output, model=args.model)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.apps.studies.job_runner import Job, is_finished
+from bert_jax.apps.studies.jobs import Job, is_finished
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import read_json_object
 from bert_jax.runs import run_folder

@@ -6,11 +6,15 @@
              <job>/         a run folder of `bert-jax finetune`, and in addition
                     log.txt        the output of the run
                     finished.json  its arguments, written when it has succeeded
-
-Several commands can split the jobs of a folder into shards: see job_shards.py.
+             lanes/<i>-of-<n>/lock  held by the command that runs shard i of n
+             results.json   the config and all numbers of the study
 
 A process per job frees all memory at its end, including GPU memory, and limits a crash to one job.
 A finished job is not run again. A job that was interrupted or killed resumes from its checkpoint.
+
+Several commands can split the jobs of a folder into shards. The shard of a job depends only on the
+list of jobs and the number of shards, so shards need no coordinator, can run on different machines,
+and resume after a restart.
 """
 
 import contextlib
@@ -21,25 +25,116 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from bert_jax.apps.studies import job_shards
-from bert_jax.apps.studies.job_shards import JobShard
+from bert_jax.apps.studies.result_page import ResultTable
 from bert_jax.config.config_lib import diff
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import write_json
-from bert_jax.io.file_lock import lock_owner
+from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock, lock_owner
 from bert_jax.io.json_io import read_json_object
+from bert_jax.pretrained.initial import check_model_exists
 from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
 from bert_jax.train import compilation_cache
-from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, signal_handlers
+from bert_jax.train.preemption import (
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    signal_handlers,
+)
+
+FOLDER = "lanes"
+STARTUP_COST = 10_000.0
+"""The cost of starting a process and compiling, in examples: as much as a small task."""
+
+
+class HasCost(Protocol):
+    """Defines the protocol of a job that can be assigned to a shard."""
+
+    @property
+    def name(self) -> str:
+        """Returns the unique name of the job."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """Returns the cost of the job in examples read."""
+        ...
+
+
+JobT = TypeVar("JobT", bound=HasCost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShard:
+    """Identifies one of `count` shards by its index from 0 to `count` - 1."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ConfigError(f"--shard {self.index}: expected a number from 0 to {self.count - 1}")
+
+    def __str__(self) -> str:
+        return f"shard {self.index} of {self.count}"
+
+    def select_jobs(self, jobs: Sequence[JobT]) -> list[JobT]:
+        """Returns the jobs of this shard, longest first."""
+        return assign(jobs, self.count)[self.index]
+
+
+def assign(jobs: Sequence[JobT], count: int) -> list[list[JobT]]:
+    """Assigns every job to one of `count` shards: longest first, to the least loaded shard.
+
+    The largest load is then at most 4/3 of the optimum (Graham 1969). Ties are broken by the names
+    of jobs and the indices of shards.
+    """
+    shards: list[list[JobT]] = [[] for _ in range(count)]
+    loads = [0.0] * count
+    for job in sorted(jobs, key=lambda job: (-job.cost, job.name)):
+        least_loaded = loads.index(min(loads))
+        shards[least_loaded].append(job)
+        loads[least_loaded] += job.cost + STARTUP_COST
+    return shards
+
+
+@contextlib.contextmanager
+def locked(output: Path, shard: JobShard) -> Generator[None]:
+    """Locks a shard, and keeps commands without shards from using the folder.
+
+    Raises:
+      UserError: another process runs this shard, or all jobs.
+    """
+    with run_folder.lock_run_folder(output / FOLDER / f"{shard.index}-of-{shard.count}"):
+        try:
+            lock = acquire_lock(
+                output / run_folder.LOCK, owner="a command with --num-shards", shared=True
+            )
+        except AlreadyLockedError as error:
+            raise UserError(
+                f"{output} is in use: {error.owner} runs all jobs there; wait for it or stop it"
+            ) from None
+        with lock:
+            yield
+
+
+@contextlib.contextmanager
+def exclusive(output: Path) -> Generator[None]:
+    """Locks the files that all shards of a study share (settings.json) against other processes.
+
+    Waits while another shard holds the lock. Enter it inside `locked`, which creates the folder.
+    """
+    with acquire_lock(output / FOLDER / run_folder.LOCK, wait=True):
+        yield
+
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +193,7 @@ class JobRunner:
         if self._shard is None:
             self._stack.enter_context(run_folder.lock_run_folder(self._folder))
         else:
-            self._stack.enter_context(job_shards.locked(self._folder, self._shard))
+            self._stack.enter_context(locked(self._folder, self._shard))
         self._stack.enter_context(signal_handlers((signal.SIGTERM, signal.SIGINT), self._on_signal))
         return self
 
@@ -119,7 +214,7 @@ class JobRunner:
         if self._shard is None:
             _write_or_check_settings(self._folder / SETTINGS_FILE, settings)
         else:
-            with job_shards.exclusive(self._folder):
+            with exclusive(self._folder):
                 _write_or_check_settings(self._folder / SETTINGS_FILE, settings)
 
     def run(self, jobs: Sequence[Job]) -> dict[str, str]:
@@ -226,6 +321,50 @@ class JobRunner:
             self._child.terminate()
         if signal_number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Study(Protocol):
+    """Defines the protocol of a comparison of runs in one output folder."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that may not change when the study is resumed."""
+        ...
+
+    def run(self, runner: JobRunner) -> dict[str, str]:
+        """Runs what is not finished; returns {name of a failed job: reason}."""
+        ...
+
+    def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the config and all numbers of the finished runs as JSON values."""
+        ...
+
+    def write_table(self, results: dict[str, Any]) -> ResultTable:
+        """Writes table.md and table.html."""
+        ...
+
+
+def run_study(study: Study, output: Path, *, model: str, shard: JobShard | None = None) -> int:
+    """Runs a study, writes its results and prints its table; a shard only runs its jobs.
+
+    Returns:
+      The exit code: 0, 1 if a run failed, 75 if a signal asked to stop.
+    """
+    with JobRunner(output, shard=shard) as runner:
+        check_model_exists(model)
+        runner.write_or_check_settings(study.settings)
+        try:
+            failed = study.run(runner)
+        except Interrupted:
+            logger.info("stopped; run the same command to resume")
+            return EXIT_PREEMPTED
+        if shard is None:
+            results = study.results(failed)
+            write_json(output / "results.json", results)
+            print(study.write_table(results).markdown(), end="")
+    for job, reason in failed.items():
+        logger.error("%s failed: %s", job, reason)
+    return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
 def is_finished(folder: Path, job: Job) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.apps.studies.job_runner import (
+from bert_jax.apps.studies.jobs import (
     FINISHED_FILE,
     Interrupted,
     Job,
@@ -148,7 +148,7 @@ def test_waits_for_run_of_killed_command(tmp_path, command, caplog):
     caplog.set_level(logging.INFO)
     output = tmp_path / "output"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom bert_jax.apps.studies.job_runner import *\n"
+        "import sys\nfrom pathlib import Path\nfrom bert_jax.apps.studies.jobs import *\n"
         "with JobRunner(Path(sys.argv[1]), sys.argv[2:]) as runner:\n"
         "    runner.run([Job(name='one', arguments=('slow',))])"
     )
