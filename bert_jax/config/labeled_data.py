@@ -92,8 +92,13 @@ class Swag:
 
 
 ColumnsKind = Literal["classification", "regression", "ranking"]
-COLUMNS_KINDS: tuple[ColumnsKind, ...] = get_args(ColumnsKind)
-"""Kinds of tasks in tables. "ranking" trains a cross-encoder on labels from 0 to 1."""
+COLUMNS_METRICS: dict[ColumnsKind, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1_macro"),
+    "regression": ("pearson", "spearman"),
+    "ranking": ("average_precision", "accuracy"),
+}
+"""Kinds of tasks in tables -> their metrics, the main one first. "ranking" trains a cross-encoder
+on labels from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +117,10 @@ class Columns:
 
     def __post_init__(self) -> None:
         _check_files(self)
-        if self.kind is not None and self.kind not in COLUMNS_KINDS:
+        if self.kind is not None and self.kind not in COLUMNS_METRICS:
             raise ConfigError(
                 f"Columns.kind is {self.kind!r}; expected None or one of "
-                f"{', '.join(map(repr, COLUMNS_KINDS))}"
+                f"{', '.join(map(repr, COLUMNS_METRICS))}"
             )
         named = [c for c in (self.text, self.text_pair, self.label, self.id) if c is not None]
         if "" in named:

@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.data.corpus.contamination.found_items import ITEM_GROUPS, ItemGroup
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.errors import UserError
-from bert_jax.tasks.base import Json
+from bert_jax.tasks.base import AnyTaskKind, Json, ScoredExamples
 from bert_jax.tasks.features import make_features
 from bert_jax.tasks.registry import compute_metrics, kind_of
 from bert_jax.text.tokenizer import Tokenizer
@@ -65,6 +65,9 @@ def analyze(
     """
     kind, labels = kind_of(task), task.labels
     references = kind.get_references(examples, labels)
+    scored = ScoredExamples(
+        examples=examples, references=references, predictions=predictions, labels=labels
+    )
     metrics_with_intervals = []
     for metric in task.metrics:
         if metric not in metrics:  # undefined on this split, such as the area under a curve
@@ -76,12 +79,12 @@ def analyze(
     return {
         "examples": len(examples),
         "metrics_with_intervals": metrics_with_intervals,
-        **kind.analysis_tables(examples, references, predictions, labels),
-        "top_errors": top_errors(task, examples, predictions),
+        **kind.analysis_tables(scored),
+        "top_errors": top_errors(kind, scored),
     }
 
 
-def top_errors(task: Task, examples: Sequence[Example], predictions: Any) -> list[Json]:
+def top_errors(kind: AnyTaskKind, scored: ScoredExamples) -> list[Json]:
     """Returns the errors with the highest loss, at most 20, as JSON values for a reader.
 
     Each is {"id", "loss", "texts": {name: text}, "reference", "predicted"}, and "probability" if
@@ -90,15 +93,13 @@ def top_errors(task: Task, examples: Sequence[Example], predictions: Any) -> lis
     entities (token classification), or 1 - F1 times the probability of the answer (questions).
     Among equal losses the earlier example comes first.
     """
-    kind, labels = kind_of(task), task.labels
-    references = kind.get_references(examples, labels)
-    losses = kind.error_losses(references, predictions)
+    losses = kind.error_losses(scored.references, scored.predictions)
     ranking = np.argsort(-losses, kind="stable")[:MAX_ERRORS].tolist()
     return [
         {
-            "id": examples[index].id,
+            "id": scored.examples[index].id,
             "loss": float(losses[index]),
-            **kind.error_to_json(examples[index], predictions[index], references, labels),
+            **kind.error_to_json(scored, index),
         }
         for index in ranking
         if losses[index] > 0

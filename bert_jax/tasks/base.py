@@ -6,8 +6,9 @@ predictions are scored and shown, and how a user writes an input. `bert_jax/task
 one object for each kind; the rest of the project calls its methods and never asks for its name.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -18,10 +19,12 @@ from bert_jax.config.prompts import Prompt
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import UserError
-from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.heads.config import TaskHead, class_labels
 from bert_jax.tasks.demonstrations import DemonstrationPool
-from bert_jax.tasks.hugging_face import read_labels
+from bert_jax.tasks.hugging_face import label_maps, read_labels
+from bert_jax.tasks.long_texts import pool_windows
 from bert_jax.tasks.losses import HeadSpec
+from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.squad_decoding import PredictedAnswer
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -85,6 +88,25 @@ FileFormat = Literal["lines", "table", "conll", "squad", "swag"]
 
 SequenceOutputs = Mapping[str, Sequence[np.ndarray]]
 """Raw outputs of a head on NumPy: name -> one array for each sequence."""
+
+Resampling = tuple[Callable[..., float], tuple[np.ndarray, ...]]
+"""A metric as a function of arrays, and the arrays, whose rows are resampled together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredExamples:
+    """Holds labeled examples of a split with their references and predictions, in equal order.
+
+    Attributes:
+      references: the result of `TaskKind.get_references`.
+      predictions: the result of `TaskKind.decode`.
+      labels: the class names of the task.
+    """
+
+    examples: Sequence[Any]
+    references: Any
+    predictions: Any
+    labels: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +178,11 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
     # From examples to model inputs
 
-    @abstractmethod
     def make_head(self, labels: tuple[str, ...]) -> TaskHead:
-        """Returns the head config for these class names."""
+        """Returns the head config for these class names, which only some heads have."""
+        head_type: Any = self.head_type
+        has_labels = any(field.name == "labels" for field in dataclasses.fields(head_type))
+        return head_type(labels=labels) if has_labels else head_type()
 
     def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
         """Reads the head from the content of a config.json that has `hugging_face_class`.
@@ -176,7 +200,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
     def head_to_hugging_face(self, head: Any) -> Json:
         """Returns the fields of config.json for a head; `head_from_hugging_face` reads them."""
-        return {}
+        return label_maps(class_labels(head)) if class_labels(head) else {}
 
     @abstractmethod
     def make_features(
@@ -198,7 +222,6 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         """Returns whether the examples of a task show that a prediction may be "no answer"."""
         return False
 
-    @abstractmethod
     def decode(
         self,
         examples: Sequence[ExampleT],
@@ -210,12 +233,18 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
     ) -> PredictionsT:
         """Decodes head outputs into one prediction for each example.
 
+        By default it is the only output of the head; for several windows of a text, the outputs are
+        pooled.
+
         Args:
           features: the model inputs made from `examples`.
           outputs: for each name in the output of `FineTuningObjective.predict`, one array for each
             sequence of `features`.
           allow_no_answer: whether a question may be left unanswered (SQuAD 2.0).
         """
+        (name,) = self.spec.output_names
+        pooled: Any = pool_windows(outputs, name, features)
+        return pooled
 
     @abstractmethod
     def compute_metrics(
@@ -229,16 +258,10 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         """
 
     @abstractmethod
-    def resampled_interval(
-        self,
-        metric: str,
-        references: ReferencesT,
-        predictions: PredictionsT,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float] | None:
-        """Bootstraps one metric, see `metric_interval`; None if it has no interval."""
+    def resampling(
+        self, metric: str, references: ReferencesT, predictions: PredictionsT
+    ) -> Resampling | None:
+        """Returns how one metric is computed from arrays; None if it has no interval."""
 
     def metric_interval(
         self,
@@ -257,17 +280,16 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         """
         # Check the inputs first: metrics that are resampled skip the checks, for speed.
         metrics = self.compute_metrics(references, predictions, labels)
-        interval = None
+        resampling = None
         if metric in metrics:
-            interval = self.resampled_interval(
-                metric, references, predictions, n_resamples=n_resamples, seed=seed
-            )
-        if interval is None:
+            resampling = self.resampling(metric, references, predictions)
+        if resampling is None:
             raise UserError(
                 f"there is no confidence interval for the metric {metric!r} of a {self.name} task; "
                 f"its metrics are {', '.join(metrics)}"
             )
-        return interval
+        score, arrays = resampling
+        return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
 
     @abstractmethod
     def prediction_to_json(self, example: ExampleT, prediction: Any, labels: Sequence[str]) -> Json:
@@ -285,13 +307,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
     # Reports
 
     @abstractmethod
-    def analysis_tables(
-        self,
-        examples: Sequence[ExampleT],
-        references: ReferencesT,
-        predictions: PredictionsT,
-        labels: Sequence[str],
-    ) -> Json:
+    def analysis_tables(self, scored: ScoredExamples) -> Json:
         """Returns the tables of a split's analysis; see `bert_jax.tasks.analysis.analyze`."""
 
     @abstractmethod
@@ -299,13 +315,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         """Returns float64 [n]: how wrong each prediction is, 0 for a correct one."""
 
     @abstractmethod
-    def error_to_json(
-        self,
-        example: ExampleT,
-        prediction: Any,
-        references: ReferencesT,
-        labels: Sequence[str],
-    ) -> Json:
+    def error_to_json(self, scored: ScoredExamples, index: int) -> Json:
         """Describes a wrong prediction for a reader.
 
         Returns:

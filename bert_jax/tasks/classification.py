@@ -21,7 +21,8 @@ from bert_jax.tasks.base import (
     Json,
     KindDescription,
     ModelInput,
-    SequenceOutputs,
+    Resampling,
+    ScoredExamples,
     TaskKind,
     as_dicts,
     excerpt,
@@ -34,10 +35,9 @@ from bert_jax.tasks.hugging_face import (
     problem_type_of,
     read_labels,
 )
-from bert_jax.tasks.long_texts import pool_windows, text_features
+from bert_jax.tasks.long_texts import text_features
 from bert_jax.tasks.losses import HeadSpec, apply_class_weights, classification_loss
 from bert_jax.tasks.metrics import classification
-from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.prompt_features import make_prompt_features
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -135,32 +135,14 @@ def shown_texts(example: TextExample) -> dict[str, str]:
 class LogitsKind:
     """Implements a kind whose references are class ids int [n] and predictions logits [n, C]."""
 
-    def decode(
-        self,
-        examples: Sequence[Any],
-        features: Features,
-        outputs: SequenceOutputs,
-        labels: Sequence[str],
-        *,
-        allow_no_answer: bool = False,
-    ) -> np.ndarray:
-        """Returns the logits, float [n, C]; those of several windows of a text are pooled."""
-        return pool_windows(outputs, "logits", features)
-
-    def resampled_interval(
-        self,
-        metric: str,
-        references: np.ndarray,
-        predictions: np.ndarray,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float]:
-        """Bootstraps one metric."""
+    def resampling(
+        self, metric: str, references: np.ndarray, predictions: np.ndarray
+    ) -> Resampling:
+        """Returns how a metric is computed from arrays of classes or scores."""
         arrays, score = classification.metric_for_resampling(
             metric, np.asarray(references), np.asarray(predictions, np.float64)
         )
-        return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
+        return score, arrays
 
     def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
         """Returns float64 [n]: the cross-entropy of wrong predictions, 0 for correct ones."""
@@ -204,10 +186,6 @@ class SequenceClassification(LogitsKind, TextPairKind):
         example_arguments='"A text."',
     )
     empty_prediction: ClassVar[Mapping[str, Any]] = {"label": None, "probabilities": None}
-
-    def make_head(self, labels: tuple[str, ...]) -> SequenceClassificationHead:
-        """Returns a head with one output for each class."""
-        return SequenceClassificationHead(labels=labels)
 
     def head_from_hugging_face(
         self, data: Mapping[str, Any], source: str
@@ -260,14 +238,9 @@ class SequenceClassification(LogitsKind, TextPairKind):
             "probabilities": dict(zip(labels, probabilities.tolist(), strict=True)),
         }
 
-    def analysis_tables(
-        self,
-        examples: Sequence[TextExample],
-        references: np.ndarray,
-        predictions: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
+    def analysis_tables(self, scored: ScoredExamples) -> Json:
         """Returns scores by class, the confusion matrix as a list of cells, and calibration."""
+        references, predictions, labels = scored.references, scored.predictions, scored.labels
         matrix = classification.confusion_matrix(references, predictions, labels)
         nonzero_cells = np.argwhere(matrix).tolist()
         return {
@@ -276,18 +249,13 @@ class SequenceClassification(LogitsKind, TextPairKind):
             "calibration": calibration_table(references, predictions),
         }
 
-    def error_to_json(
-        self,
-        example: TextExample,
-        prediction: np.ndarray,
-        references: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
+    def error_to_json(self, scored: ScoredExamples, index: int) -> Json:
         """Describes a wrong class with its probability."""
+        example, prediction = scored.examples[index], scored.predictions[index]
         return {
             "texts": shown_texts(example),
             "reference": example.label,
-            "predicted": labels[int(prediction.argmax())],
+            "predicted": scored.labels[int(prediction.argmax())],
             "probability": max_probability(prediction),
         }
 

@@ -22,6 +22,7 @@ from bert_jax.tasks.base import (
     Json,
     KindDescription,
     ModelInput,
+    ScoredExamples,
     TaskKind,
     excerpt,
 )
@@ -68,10 +69,6 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
     ] = {}  # the choices have a column each, so tables are read as SWAG
     table_format = "swag"
     empty_prediction: ClassVar[Mapping[str, Any]] = {"choice": None, "probabilities": None}
-
-    def make_head(self, labels: tuple[str, ...]) -> MultipleChoiceHead:
-        """Returns a head with one score for each choice."""
-        return MultipleChoiceHead()
 
     def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> MultipleChoiceHead:
         """Returns the head, which has no fields."""
@@ -132,24 +129,13 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
         probabilities = softmax(prediction.astype(np.float64))
         return {"choice": int(prediction.argmax()), "probabilities": probabilities.tolist()}
 
-    def analysis_tables(
-        self,
-        examples: Sequence[ChoiceExample],
-        references: np.ndarray,
-        predictions: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
+    def analysis_tables(self, scored: ScoredExamples) -> Json:
         """Returns the calibration."""
-        return {"calibration": calibration_table(references, predictions)}
+        return {"calibration": calibration_table(scored.references, scored.predictions)}
 
-    def error_to_json(
-        self,
-        example: ChoiceExample,
-        prediction: np.ndarray,
-        references: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
+    def error_to_json(self, scored: ScoredExamples, index: int) -> Json:
         """Describes a wrong choice by its text."""
+        example, prediction = scored.examples[index], scored.predictions[index]
         return {
             "texts": {"context": excerpt(f"{example.context} {example.prompt}".strip())},
             "reference": excerpt(example.choices[example.label or 0]),

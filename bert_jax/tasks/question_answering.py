@@ -24,6 +24,8 @@ from bert_jax.tasks.base import (
     Json,
     KindDescription,
     ModelInput,
+    Resampling,
+    ScoredExamples,
     SequenceOutputs,
     TaskKind,
     as_dicts,
@@ -32,7 +34,6 @@ from bert_jax.tasks.base import (
 from bert_jax.tasks.hugging_face import describe_labels, read_labels
 from bert_jax.tasks.losses import HeadOutputs, HeadSpec, Metrics
 from bert_jax.tasks.metrics import squad_metrics
-from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.squad_decoding import (
     Candidate,
     ContextWindow,
@@ -118,10 +119,6 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
     empty_prediction: ClassVar[Mapping[str, Any]] = dict.fromkeys(
         ("answer", "start", "end", "score", "probability", "no_answer_score")
     )
-
-    def make_head(self, labels: tuple[str, ...]) -> QuestionAnsweringHead:
-        """Returns a head with a start and an end score for each token."""
-        return QuestionAnsweringHead()
 
     def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> QuestionAnsweringHead:
         """Returns the head if the file has two labels, for start and end."""
@@ -234,23 +231,15 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         metrics = squad_metrics.squad2_metrics(references, texts, _no_answer_scores(predictions))
         return {"exact_match": metrics["exact"], **metrics}
 
-    def resampled_interval(
-        self,
-        metric: str,
-        references: AnswerTexts,
-        predictions: list[PredictedAnswer],
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float] | None:
-        """Bootstraps exact match or F1 over questions; other metrics have no interval."""
+    def resampling(
+        self, metric: str, references: AnswerTexts, predictions: list[PredictedAnswer]
+    ) -> Resampling | None:
+        """Returns the mean of exact match or F1 over questions; None for other metrics."""
         if metric not in ("exact_match", "f1"):
             return None
         scores = question_scores(references, predictions)
         values = 100 * (scores.f1 if metric == "f1" else scores.exact)
-        return bootstrap_interval(
-            lambda resampled: float(np.mean(resampled)), values, n_resamples=n_resamples, seed=seed
-        )
+        return lambda resampled: float(np.mean(resampled)), (values,)
 
     def prediction_to_json(
         self, example: QuestionExample, prediction: PredictedAnswer, labels: Sequence[str]
@@ -266,16 +255,10 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
             "no_answer_score": prediction.no_answer_score,
         }
 
-    def analysis_tables(
-        self,
-        examples: Sequence[QuestionExample],
-        references: AnswerTexts,
-        predictions: list[PredictedAnswer],
-        labels: Sequence[str],
-    ) -> Json:
+    def analysis_tables(self, scored: ScoredExamples) -> Json:
         """Returns scores by question word."""
-        questions = [example.question for example in examples]
-        scores = question_scores(references, predictions)
+        questions = [example.question for example in scored.examples]
+        scores = question_scores(scored.references, scored.predictions)
         table = squad_metrics.question_word_table(questions, scores)
         return {"by_question_word": as_dicts(table)}
 
@@ -289,15 +272,10 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         )
         return (1 - question_scores(references, predictions).f1) * confidence
 
-    def error_to_json(
-        self,
-        example: QuestionExample,
-        prediction: PredictedAnswer,
-        references: AnswerTexts,
-        labels: Sequence[str],
-    ) -> Json:
+    def error_to_json(self, scored: ScoredExamples, index: int) -> Json:
         """Describes a wrong answer, with the part of the context around the right one."""
-        predicted_answer = _chosen_answer(prediction, allow_no_answer=not all(references))
+        example, prediction = scored.examples[index], scored.predictions[index]
+        predicted_answer = _chosen_answer(prediction, allow_no_answer=not all(scored.references))
         answer_starts = [answer.start for answer in example.answers]
         center = max(answer_starts[0] if answer_starts else predicted_answer.start, 0)
         reference_texts = dict.fromkeys(answer.text for answer in example.answers)

@@ -82,10 +82,6 @@ class Ranking(Regression):
     output_field = "logit"
     resampled_metrics = _METRICS
 
-    def make_head(self, labels: tuple[str, ...]) -> TaskHead:
-        """Returns a head with one output."""
-        return RankingHead()
-
     def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
         """Reads a head with one label and the activation of a cross-encoder, or its loss."""
         labels, activation = read_labels(data, source), _read_activation(data, source)
@@ -124,29 +120,9 @@ class Ranking(Regression):
         """Returns {"score", "logit"}; the score is the sigmoid of the logit."""
         return {"score": float(expit(prediction)), "logit": float(prediction)}
 
-    def analysis_tables(
-        self,
-        examples: Sequence[TextExample],
-        references: np.ndarray,
-        predictions: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
-        """Returns pairs [label, score] for a scatter plot."""
-        return super().analysis_tables(examples, references, expit(predictions), labels)
-
-    def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-        """Returns the absolute errors |score - label|, float64 [n]."""
-        return super().error_losses(references, expit(predictions))
-
-    def error_to_json(
-        self,
-        example: TextExample,
-        prediction: np.ndarray,
-        references: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
-        """Returns the texts of an example, its label and the predicted score."""
-        return super().error_to_json(example, expit(prediction), references, labels)
+    def shown_values(self, predictions: np.ndarray) -> np.ndarray:
+        """Returns the scores, which are from 0 to 1 as the labels are."""
+        return expit(predictions)
 
 
 def _read_activation(data: Mapping[str, Any], source: str) -> Sigmoid | Identity | None:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.features import Features, TargetValues
+from bert_jax.data.finetuning.features import TargetValues
 from bert_jax.errors import UserError
 from bert_jax.losses import Batch, WeightedMean, weighted_mean
 from bert_jax.models.heads.config import RegressionHead, TaskHead
-from bert_jax.tasks.base import UNLABELED, Json, KindDescription, SequenceOutputs
+from bert_jax.tasks.base import UNLABELED, Json, KindDescription, Resampling, ScoredExamples
 from bert_jax.tasks.classification import TextPairKind, shown_texts
 from bert_jax.tasks.hugging_face import (
     CLASSIFICATION,
@@ -21,9 +21,7 @@ from bert_jax.tasks.hugging_face import (
     problem_type_of,
     read_labels,
 )
-from bert_jax.tasks.long_texts import pool_windows
 from bert_jax.tasks.losses import HeadOutputs, HeadSpec, Metrics
-from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.tasks.metrics.regression import REGRESSION_METRICS, regression_metrics
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -67,10 +65,6 @@ class Regression(TextPairKind):
     resampled_metrics: ClassVar[Mapping[str, Metric]] = REGRESSION_METRICS
     """The metrics that can be bootstrapped, as functions of references and predictions."""
 
-    def make_head(self, labels: tuple[str, ...]) -> TaskHead:
-        """Returns a head with one output."""
-        return RegressionHead()
-
     def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
         """Reads a head with one label, or with the problem type of a regression."""
         labels = read_labels(data, source)
@@ -97,39 +91,20 @@ class Regression(TextPairKind):
         """Returns scores, float [n]."""
         return np.array([example.label for example in examples])
 
-    def decode(
-        self,
-        examples: Sequence[TextExample],
-        features: Features,
-        outputs: SequenceOutputs,
-        labels: Sequence[str],
-        *,
-        allow_no_answer: bool = False,
-    ) -> np.ndarray:
-        """Returns the predicted numbers, float [n]; those of several windows are pooled."""
-        return pool_windows(outputs, "values", features)
-
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
     ) -> dict[str, float]:
         """Computes correlations and the mean squared error; see `regression_metrics`."""
         return regression_metrics(references, predictions)
 
-    def resampled_interval(
-        self,
-        metric: str,
-        references: np.ndarray,
-        predictions: np.ndarray,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float] | None:
-        """Bootstraps one of `resampled_metrics`; returns None for others."""
+    def resampling(
+        self, metric: str, references: np.ndarray, predictions: np.ndarray
+    ) -> Resampling | None:
+        """Returns one of `resampled_metrics`; None for others."""
         score = self.resampled_metrics.get(metric)
         if score is None:
             return None
-        arrays = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
-        return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
+        return score, (np.asarray(references, np.float64), np.asarray(predictions, np.float64))
 
     def prediction_to_json(
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
@@ -137,34 +112,28 @@ class Regression(TextPairKind):
         """Returns {"value"}."""
         return {"value": float(prediction)}
 
-    def analysis_tables(
-        self,
-        examples: Sequence[TextExample],
-        references: np.ndarray,
-        predictions: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
+    def shown_values(self, predictions: np.ndarray) -> np.ndarray:
+        """Returns the predictions on the scale of the labels."""
+        return predictions
+
+    def analysis_tables(self, scored: ScoredExamples) -> Json:
         """Returns pairs [reference, predicted] for a scatter plot."""
-        step = -(-len(references) // MAX_SCATTER_POINTS)
-        pairs = np.stack([references, predictions], axis=1)[::step]
+        step = -(-len(scored.references) // MAX_SCATTER_POINTS)
+        values = self.shown_values(scored.predictions)
+        pairs = np.stack([scored.references, values], axis=1)[::step]
         return {"reference_vs_predicted": pairs.astype(np.float64).tolist()}
 
     def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
         """Returns the absolute errors |prediction - label|, float64 [n]."""
-        return np.abs(references.astype(np.float64) - predictions)
+        return np.abs(references.astype(np.float64) - self.shown_values(predictions))
 
-    def error_to_json(
-        self,
-        example: TextExample,
-        prediction: np.ndarray,
-        references: np.ndarray,
-        labels: Sequence[str],
-    ) -> Json:
-        """Returns the texts of an example, its score and the predicted number."""
+    def error_to_json(self, scored: ScoredExamples, index: int) -> Json:
+        """Returns the texts of an example, its label and the predicted value."""
+        example = scored.examples[index]
         return {
             "texts": shown_texts(example),
             "reference": f"{example.label:.4g}",
-            "predicted": f"{float(prediction):.4g}",
+            "predicted": f"{float(self.shown_values(scored.predictions[index])):.4g}",
         }
 
     def count_keys(self, example: TextExample) -> list[str]:

@@ -26,12 +26,13 @@ from bert_jax.tasks.base import (
     Json,
     KindDescription,
     ModelInput,
+    Resampling,
+    ScoredExamples,
     SequenceOutputs,
     TaskKind,
     as_dicts,
     excerpt,
 )
-from bert_jax.tasks.hugging_face import label_maps
 from bert_jax.tasks.losses import (
     HeadOutputs,
     HeadSpec,
@@ -40,7 +41,6 @@ from bert_jax.tasks.losses import (
     weighted_cross_entropy,
 )
 from bert_jax.tasks.metrics import ner_metrics
-from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.word_offsets import word_offsets
 
@@ -101,14 +101,6 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
     table_columns: ClassVar[Mapping[str, str | None]] = {"text": "text", "id": None}
     line_format = None  # a line may hold a text, or one word and its tag
     empty_prediction: ClassVar[Mapping[str, Any]] = {"tags": [], "entities": [], "words": []}
-
-    def make_head(self, labels: tuple[str, ...]) -> TokenClassificationHead:
-        """Returns a head with one output for each tag."""
-        return TokenClassificationHead(labels=labels)
-
-    def head_to_hugging_face(self, head: TokenClassificationHead) -> Json:
-        """Returns the labels."""
-        return label_maps(head.labels)
 
     def make_features(
         self,
@@ -211,29 +203,14 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
             )
         return ner_metrics.entity_metrics(references, predictions)
 
-    def resampled_interval(
-        self,
-        metric: str,
-        references: TagLists,
-        predictions: TagLists,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float]:
-        """Bootstraps one metric over sentences."""
+    def resampling(self, metric: str, references: TagLists, predictions: TagLists) -> Resampling:
+        """Returns how a metric is computed from counts of each sentence."""
         if metric == "token_accuracy":
-            score, counts = (
-                ner_metrics.token_accuracy,
-                ner_metrics.token_counts(references, predictions),
-            )
-        else:
-            types = ner_metrics.entity_types(references, predictions)
-            counts = ner_metrics.entity_counts(references, predictions, types)
-
-            def score(counts: np.ndarray) -> float:
-                return ner_metrics.entity_scores(counts)[metric]
-
-        return bootstrap_interval(score, counts, n_resamples=n_resamples, seed=seed)
+            counts = ner_metrics.token_counts(references, predictions)
+            return ner_metrics.token_accuracy, (counts,)
+        types = ner_metrics.entity_types(references, predictions)
+        counts = ner_metrics.entity_counts(references, predictions, types)
+        return lambda counts: ner_metrics.entity_scores(counts)[metric], (counts,)
 
     def prediction_to_json(
         self, example: TaggedExample, prediction: Sequence[str], labels: Sequence[str]
@@ -250,17 +227,12 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         ]
         return {"tags": list(prediction), "entities": entities}
 
-    def analysis_tables(
-        self,
-        examples: Sequence[TaggedExample],
-        references: TagLists,
-        predictions: TagLists,
-        labels: Sequence[str],
-    ) -> Json:
+    def analysis_tables(self, scored: ScoredExamples) -> Json:
         """Returns scores and kinds of errors by entity type."""
+        tags = scored.references, scored.predictions
         return {
-            "classes": as_dicts(ner_metrics.entity_table(references, predictions)),
-            "entity_errors": as_dicts(ner_metrics.entity_errors(references, predictions)),
+            "classes": as_dicts(ner_metrics.entity_table(*tags)),
+            "entity_errors": as_dicts(ner_metrics.entity_errors(*tags)),
         }
 
     def error_losses(self, references: TagLists, predictions: TagLists) -> np.ndarray:
@@ -268,18 +240,13 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         pairs = zip(references, predictions, strict=True)
         return np.array([len(_entity_set(a) ^ _entity_set(b)) for a, b in pairs], np.float64)
 
-    def error_to_json(
-        self,
-        example: TaggedExample,
-        prediction: Sequence[str],
-        references: TagLists,
-        labels: Sequence[str],
-    ) -> Json:
+    def error_to_json(self, scored: ScoredExamples, index: int) -> Json:
         """Describes a sentence by its entities and the predicted ones."""
+        example = scored.examples[index]
         return {
             "texts": {"words": excerpt(" ".join(example.words))},
             "reference": _format_entities(example.words, example.tags or ()),
-            "predicted": _format_entities(example.words, prediction),
+            "predicted": _format_entities(example.words, scored.predictions[index]),
         }
 
     def count_keys(self, example: TaggedExample) -> list[str]:

@@ -7,16 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.config.labeled_data import Columns, ColumnsKind, Swag
+from bert_jax.config.labeled_data import COLUMNS_METRICS, Columns, ColumnsKind, Swag
 from bert_jax.data.finetuning.example import ChoiceExample, Task, TextExample
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
 from bert_jax.errors import UserError, did_you_mean
-
-METRICS: dict[ColumnsKind, tuple[str, ...]] = {
-    "classification": ("accuracy", "f1_macro"),
-    "regression": ("pearson", "spearman"),
-    "ranking": ("average_precision", "accuracy"),
-}
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ def read_columns(config: Columns) -> Task:
         name="columns",
         kind=labels.kind,
         labels=labels.names,
-        metrics=METRICS[labels.kind],
+        metrics=COLUMNS_METRICS[labels.kind],
         splits={split: _examples(split_rows, labels, config) for split, split_rows in rows.items()},
         notes=tuple(notes),
     )
