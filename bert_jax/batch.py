@@ -59,6 +59,8 @@ FIELDS: dict[str, Field] = {
     "span_target_weights": Field(
         "BP", "float32", "1 = also predicted from the boundary of its span, 0 = not"
     ),
+    # Each kind of label has a field of its own: one field cannot have three shapes and dtypes, and
+    # a batch of several tasks has them all.
     "labels": Field("B", "int32", "index of the class, or of the correct choice"),
     "label_logits": Field("BC", "float32", "soft labels: logits of the classes"),
     "label_values": Field("B", "float32", "target of a regression or of a ranking"),

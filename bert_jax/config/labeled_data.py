@@ -133,6 +133,8 @@ class Columns:
             )
 
 
+# Random generator and order are those of LM-BFF's script. The test split is the dev split of the
+# task.
 @dataclass(frozen=True, kw_only=True)
 class FewShot:
     """Configures few-shot learning: some examples of each class of a classification task.

@@ -183,6 +183,8 @@ class TaskDistillationObjective(FineTuningObjective):
         return LossOutput(loss, metrics | soft_metrics)
 
 
+# The model that gave the soft labels may have had other inputs, so it cannot be a teacher, which
+# reads the batch of the student.
 class SoftLabelObjective(FineTuningObjective):
     """Implements the `Objective` of a `FineTuning` config with `SoftLabels`, and prediction."""
 

@@ -21,6 +21,10 @@ from bert_jax.objectives.replaced_tokens import replace_tokens
 from bert_jax.params.functional import Params
 
 
+# Differs from the original code: it predicts any 15 % of the positions of a batch, padding and
+# special tokens included, attends to padding, and cuts the word that does not fit. As in its
+# defaults, predictions are not weighted by their place in the order, and the content stream has no
+# loss of its own.
 class MaskedPermutedLMObjective:
     """Implements the `Objective` of a `MaskedPermutedLM` config.
 

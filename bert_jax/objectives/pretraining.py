@@ -196,6 +196,9 @@ def _compute_sbo(
     return span_boundary_loss(model.span_boundary_logits(hidden_BLD, batch), batch)
 
 
+# The targets are entries of masked LM with weights of their own, so that they need no ids.
+# SpanBERT's code also clamps attention scores to 10,000, because it trains in float16; float32 and
+# bfloat16 do not overflow there.
 def span_boundary_loss(logits_BPV: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
     """Computes the span boundary loss: cross-entropy of the tokens of spans with a boundary."""
     labels, weights = batch["masked_lm_ids"], batch["span_target_weights"]

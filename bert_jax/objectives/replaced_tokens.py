@@ -224,6 +224,10 @@ def gumbel_noise(seeds_BP: jax.Array, vocab_size: int) -> jax.Array:
     return -jnp.log(-jnp.log1p(-uniform))
 
 
+# ELECTRA's code counts [CLS] and [SEP] in the 15 %, makes two segments with token types 0 and 1
+# (here the second type is first trained in fine-tuning), and computes GELU by tanh; here it is erf,
+# as in Hugging Face. Its task heads are one linear layer, and Hugging Face's are used here.
+# DeBERTa's code selects one token in each window of six.
 def replace_tokens(batch: Batch, sampled_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Puts sampled tokens at the selected positions.
 

@@ -27,6 +27,8 @@ class RankedText(NamedTuple):
     text: str
 
 
+# A regression head has one output, too, so folders of sentence-transformers without a ranking head
+# score as well.
 class Reranker:
     """Scores texts with a classifier of pairs that has one output.
 

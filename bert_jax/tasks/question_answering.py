@@ -189,6 +189,8 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
             for example in examples
         )
 
+    # BigBird's code lowers the logits of question tokens by 1e6. That is not needed: only the
+    # context is decoded.
     def decode(
         self,
         examples: Sequence[QuestionExample],

@@ -270,6 +270,7 @@ class TrainSetup:
 
         def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
             seq_length = batch_lib.sequence_length(batch)
+            # `jax.jit` would compile a second time without a word.
             if seq_length not in compiled_by_length:
                 raise ValueError(
                     f"the batch has sequence length {seq_length}; the train step was compiled for "

@@ -13,9 +13,9 @@ The learning rate, the warmup and the number of predictions are those of the com
 release. It trained v2 without dropout and longer: base for 10,000,000 updates, the other sizes for
 3,000,000.
 
-What differs from the release: details of the masks, see docs/ARCHITECTURE.md; the release writes 40
-copies of the text with different masks, here every epoch has masks of its own; held-out masks are
-those of BERT, so that held-out losses can be compared.
+What differs from the release: details of the masks (bert_jax/data/pretraining/masking.py); the
+release writes 40 copies of the text with different masks, here every epoch has masks of its own;
+held-out masks are those of BERT, so that held-out losses can be compared.
 
 The corpus needs a vocabulary of SentencePiece to compare with the published models. If a batch does
 not fit into memory, add `gradient_accumulation_steps=N`.

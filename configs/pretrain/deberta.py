@@ -13,7 +13,8 @@ differs from ELECTRA's recipe:
 - all selected tokens become [MASK]; the discriminator's loss has the weight 10.
 
 What differs from the original code: the generator predicts from its last layer, without the
-enhanced mask decoder, and one step updates both networks (docs/ARCHITECTURE.md has the reasons).
+enhanced mask decoder, and one step updates both networks (reasons:
+bert_jax/objectives/replaced_tokens.py).
 
 `bert-jax finetune` and `bert-jax export` use the discriminator; `export --generator` writes the
 generator, which fills masks.

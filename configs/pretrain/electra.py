@@ -12,7 +12,8 @@ models. What differs from BERT's recipe:
 - no next-sentence prediction: a sequence is one segment of a document.
 
 What differs from the original code: it selects positions with replacement, and makes sequences of
-two segments of one document with token types 0 and 1 (docs/ARCHITECTURE.md has the reasons).
+two segments of one document with token types 0 and 1 (reasons:
+bert_jax/objectives/replaced_tokens.py).
 
 `bert-jax finetune` and `bert-jax export` use the discriminator; `export --generator` writes the
 generator, which fills masks.

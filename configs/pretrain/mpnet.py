@@ -8,9 +8,9 @@ sequence of 512 tokens; 15 % of the tokens are predicted in a random order, each
 that are not predicted, the predicted tokens before it, and the positions of all others.
 
 What differs from the release: special tokens are never predicted, padding is not attended to, and a
-word is predicted completely or not at all; docs/ARCHITECTURE.md has the details. A step computes
-L + 2P tokens for sequences of L tokens with P predictions. The corpus needs a tokenizer with <s>
-and </s> and the padding id 1.
+word is predicted completely or not at all (bert_jax/objectives/masked_permuted_lm.py). A step
+computes L + 2P tokens for sequences of L tokens with P predictions. The corpus needs a tokenizer
+with <s> and </s> and the padding id 1.
 """
 
 from bert_jax.config.data import FullSentences, Masking, PretrainingData

@@ -11,9 +11,9 @@ The model is BERT. What differs from BERT's recipe:
   next-sentence prediction;
 - Adam with epsilon 1e-8.
 
-What differs from the authors' code: details of the masks, see docs/ARCHITECTURE.md; sentences that
-are longer than a sequence are cut instead of left out; the model has BERT's pooler and
-next-sentence head, which are not trained. The held-out masks are spans as well, so the held-out
+What differs from the authors' code: details of the masks (bert_jax/data/pretraining/masking.py);
+sentences that are longer than a sequence are cut instead of left out; the model has BERT's pooler
+and next-sentence head, which are not trained. The held-out masks are spans as well, so the held-out
 losses cannot be compared with those of other recipes.
 
 The corpus needs a cased vocabulary to compare with the published models. If a batch does not fit

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # The text that the pages call books: the documentation of this project, a document per section.
-BOOKS = ("ARCHITECTURE.md", "performance.md", "recipes.md", "tpu.md")
+BOOKS = ("families.md", "performance.md", "recipes.md", "tpu.md")
 HELD_OUT = ("results.md", "what_runs_where.md")
 
 # Makes the commands of a page short; everything else runs as written.
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with (tmp_path / f"{split}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("review", "sentiment"))
-            for page in ("results", "ARCHITECTURE"):
+            for page in ("results", "performance"):
                 lines = (DOCS / f"{page}.md").read_text().splitlines()
                 prose = [line for line in lines if len(line) > 80 and "|" not in line]
                 writer.writerows((line, page) for line in prose[half:32:2])

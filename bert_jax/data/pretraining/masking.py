@@ -34,8 +34,8 @@ of words (`span_masking.py`).
 
 RoBERTa's inputs are masked by the same rules, as Hugging Face's `DataCollatorForLanguageModeling`
 does. fairseq's `mask_tokens_dataset.py` differs: it also selects <s> and </s>, rounds the number of
-predictions up or down at random, and draws replacements that may be <mask>. See
-docs/ARCHITECTURE.md for the reason.
+predictions up or down at random, and draws replacements that may be <mask>; `mask_tokens` has the
+reason.
 """
 
 from typing import NamedTuple

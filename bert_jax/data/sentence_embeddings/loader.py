@@ -75,6 +75,7 @@ def sample_pairs(
     return np.concatenate(pairs), scores
 
 
+# Vectors are those of single texts, so the two texts of a pair are joined with a space.
 def joined_text(example: TextExample) -> str:
     """Returns the text of an example, or both texts of a pair, joined with a space."""
     return example.text if example.text_pair is None else f"{example.text} {example.text_pair}"
@@ -181,6 +182,8 @@ class SentenceEmbeddingLoader:
         """Returns the number of examples in the batches of the first epoch."""
         return self.num_batches(0) * self._batch_size
 
+    # Counts batches over all epochs: examples with a repeated text move to later batches, so epochs
+    # may differ by a batch.
     @property
     def position(self) -> int:
         """Returns the number of examples in the batches so far."""
@@ -245,6 +248,7 @@ class SentenceEmbeddingLoader:
         return self._epochs[epoch]
 
 
+# All batches are full, because the negatives of a text are the other examples of its batch.
 def distinct_batches(
     texts_of_example: Sequence[set[int]], order: np.ndarray, batch_size: int
 ) -> np.ndarray:

@@ -94,6 +94,7 @@ def _value_info(name: str, dtype: int, dims: Dims) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, dims)
 
 
+# Not minus infinity: a row of padding would have NaN.
 MASKED_SCORE = -10_000.0
 """Added to the scores of padding. Finite, because softmax of a row of padding must not be NaN."""
 

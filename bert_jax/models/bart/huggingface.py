@@ -163,6 +163,7 @@ HUGGING_FACE = Seq2SeqFormat(
     lm_head=_LM_HEAD,
     copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
     canonical=_canonical_name,
+    # Another value is refused: no published BART has one.
     zeros=("final_logits_bias",),
     fixed_fields={
         "is_encoder_decoder": SupportedValues((True,), default=True, reason="a decoder alone"),

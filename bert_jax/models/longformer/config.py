@@ -114,6 +114,7 @@ class LongformerConfig(TransformerConfig):
         """Returns `max_global_tokens`."""
         return self.max_global_tokens
 
+    # The tokens depend on the task, so tasks with different global tokens cannot share one run.
     def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
         """Returns the tokens that Hugging Face's classes give global attention for each task."""
         match head and head.scope:

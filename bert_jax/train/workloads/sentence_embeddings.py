@@ -322,6 +322,8 @@ def loss_targets(groups: TextGroups, loss: SentenceLoss) -> dict[str, Any]:
             return {}
 
 
+# Computed once, when a run starts or resumes: vectors of teachers are batch fields and not
+# parameters.
 def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) -> dict[str, Any]:
     """Returns the batch field of what a teacher computes for each group.
 

@@ -234,6 +234,8 @@ class GenerationEvaluator:
     def _prefix(self, name: str) -> str:
         return f"{name}/" if len(self._tasks) > 1 else ""
 
+    # All devices share the rows of a batch, so a batch ends when the texts of all devices have
+    # ended.
     def generate(self, params: Any) -> dict[str, list[str]]:
         """Returns the generated text of each example, by task."""
         model = dataclasses.replace(self._model, params=params)
