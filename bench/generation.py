@@ -27,7 +27,7 @@ from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.params import paths
-from bert_jax.predict.generation.decode import generate_ids, token_rules
+from bert_jax.predict.generator import generate_ids, token_rules
 
 MODELS: dict[str, EncoderDecoderConfig] = {
     "t5-small": T5Config.from_size("small"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bert_jax.config.experiment import Experiment as Experiment
     from bert_jax.predict.embedder import Embedder as Embedder
     from bert_jax.predict.fill_mask import FillMask as FillMask
-    from bert_jax.predict.generation.generator import Generator as Generator
+    from bert_jax.predict.generator import Generator as Generator
     from bert_jax.predict.predictor import Predictor as Predictor
     from bert_jax.pretrained.load import load_model as load_model
     from bert_jax.pretrained.seq2seq import load_seq2seq as load_seq2seq
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
         case "FillMask":
             from bert_jax.predict.fill_mask import FillMask as value
         case "Generator":
-            from bert_jax.predict.generation.generator import Generator as value
+            from bert_jax.predict.generator import Generator as value
         case "Predictor":
             from bert_jax.predict.predictor import Predictor as value
         case "load_model":

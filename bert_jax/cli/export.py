@@ -98,8 +98,7 @@ def run(args: Arguments) -> int:
     from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
     from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.initial import load_generator
-    from bert_jax.pretrained.load import load_model
-    from bert_jax.pretrained.sentence_model import is_sentence_encoder, sentence_model_of
+    from bert_jax.pretrained.load import is_sentence_encoder, load_model, sentence_model_of
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
@@ -151,7 +150,7 @@ def run(args: Arguments) -> int:
 def _export_bundle(model: "LoadedModel", args: Arguments) -> None:
     from bert_jax.export.bundle import export_bundle
     from bert_jax.export.outputs import shipped_network
-    from bert_jax.predict.batching import require_tokenizer
+    from bert_jax.predict.batches import require_tokenizer
 
     network = shipped_network(model)
     difference = export_bundle(network, require_tokenizer(model), Path(args.output))

@@ -63,7 +63,7 @@ class Arguments(TextArguments, ModelArguments):
 def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     settings = _settings(args)  # checked before the model is loaded, which takes seconds
-    from bert_jax.predict.generation.generator import Generator
+    from bert_jax.predict.generator import Generator
     from bert_jax.pretrained.seq2seq import load_seq2seq
     from bert_jax.runs.progress import LiveLine
 

@@ -23,8 +23,8 @@ from bert_jax.export.outputs import ShippedNetwork, largest_difference, sample_t
 from bert_jax.io.atomic_io import atomic_path, check_new_folder, write_json
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths
-from bert_jax.predict.batching import MIN_LENGTH
-from bert_jax.predict.sentence_texts import choose_prompt
+from bert_jax.predict.batches import MIN_LENGTH
+from bert_jax.predict.embedder import choose_prompt
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.version import __version__
 

@@ -30,7 +30,7 @@ from bert_jax.models.layers.config import NoPositions, NormalInit
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
-from bert_jax.predict.batching import require_tokenizer
+from bert_jax.predict.batches import require_tokenizer
 from bert_jax.pretrained.load import (
     LoadedModel,
     load_model,

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead, task_parts
 from bert_jax.models.model import build_network
-from bert_jax.predict.batching import (
+from bert_jax.predict.batches import (
     encode_texts,
     padded_batches,
     params_to_device,

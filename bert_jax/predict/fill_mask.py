@@ -13,7 +13,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
-from bert_jax.predict.batching import (
+from bert_jax.predict.batches import (
     encode_texts,
     next_power_of_two,
     padded_batches,

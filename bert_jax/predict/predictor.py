@@ -22,10 +22,9 @@ from bert_jax.errors import check_range
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.paths import ADAPTER
-from bert_jax.predict.batching import next_power_of_two, params_to_device
+from bert_jax.predict.batches import next_power_of_two, params_to_device
 from bert_jax.predict.checks import check_fits_model, is_one_input, pair_texts
-from bert_jax.predict.task_processor import TaskProcessor, TruncationName
-from bert_jax.predict.training_settings import require_head
+from bert_jax.predict.task_processor import TaskProcessor, TruncationName, require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.registry import compute_metrics

@@ -18,7 +18,7 @@ from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.predict.batching import (
+from bert_jax.predict.batches import (
     next_power_of_two,
     params_to_device,
     require_masked_lm,

@@ -14,7 +14,7 @@ from scipy.special import expit
 from bert_jax.errors import UserError, require_list_of_texts
 from bert_jax.models.heads.config import Identity, Sigmoid
 from bert_jax.predict.predictor import Predictor
-from bert_jax.predict.training_settings import require_head
+from bert_jax.predict.task_processor import require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.registry import kind_of_head
 

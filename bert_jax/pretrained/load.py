@@ -1,19 +1,7 @@
-"""Loads a pretrained or fine-tuned model into memory, from a run or a Hugging Face folder.
-
-    a run folder             config.json, checkpoints/, vocabulary/; loads the newest complete step,
-                             or the best on the dev set of a fine-tuning run
-    one step of a run        <run>/checkpoints/<step>
-    a Hugging Face folder    config.json, model.safetensors (also as shards) or pytorch_model.bin;
-                             also an export, and the encoder of a sentence-transformers folder
-    an adapter folder        adapter_config.json of the peft library; its base is loaded, too
-
-A multi-task run is loaded as the model of one of its tasks, or without heads.
-
-Imports no TensorFlow; `initial.py` reads Google's TF1 checkpoints, too.
-"""
+"""Loads a model from any folder: run, export, Hugging Face, sentence-transformers, peft adapter."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,22 +17,118 @@ from bert_jax.errors import ConfigError, UserError, describe_folder, require_lis
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.peft.adapter_config import is_adapter_folder
-from bert_jax.interop.sentence_transformers import transformer_folder
+from bert_jax.interop.sentence_transformers import (
+    is_sentence_folder,
+    read_sentence_head,
+    transformer_folder,
+)
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.parameters import check_finite, missing_heads, validate_params
-from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
+from bert_jax.objectives.multi_task import task_params
+from bert_jax.objectives.replaced_tokens import discriminator_params
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 from bert_jax.pretrained.adapter_folder import read_with_base
 from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
-from bert_jax.pretrained.trained_model import require_no_task, select_trained_model
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
 from bert_jax.text.tokenizer import Tokenizer
+
+_OBJECTIVES = (
+    "Pretraining",
+    "ReplacedTokens",
+    "MaskedPermutedLM",
+    "FineTuning",
+    "MultiTask",
+    "SentenceEmbedding",
+)
+"""The objectives whose runs make a model that can be loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """Holds the model of a run, without the second networks and heads of its training.
+
+    Attributes:
+      params: nested dict of the encoder and its heads.
+      head: the head of the task; None for a pretrained model or a sentence encoder.
+      tasks: the names of the tasks, for a multi-task run of which no task was chosen.
+      sentence_encoder: the config of what follows the encoder, in a run that trained a sentence
+        encoder.
+      sentence_head: its parameters, nested; {} without dense layers.
+    """
+
+    params: dict[str, Any]
+    head: TaskHead | None = None
+    tasks: tuple[str, ...] = ()
+    sentence_encoder: SentenceEncoderConfig | None = None
+    sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def select_trained_model(
+    params: dict[str, Any], info: Mapping[str, Any], task: str | None, source: str
+) -> TrainedModel:
+    """Returns the model that a run trained.
+
+    Args:
+      params: the parameters of a checkpoint, without an adapter.
+      info: the metadata of the checkpoint.
+      task: the task of a multi-task run whose head is loaded; None loads no head.
+      source: the run folder and the checkpoint, for messages.
+
+    Raises:
+      ConfigError: there is no such task.
+      UserError: the run has an objective that makes no model.
+    """
+    objective = info.get("config", {}).get("objective", {})
+    match objective.get("type"):
+        case "MultiTask" if task is None:
+            tasks = from_json(MultiTask, objective, "objective").task_names
+            return TrainedModel(params={"encoder": params["encoder"]}, tasks=tasks)
+        case "MultiTask":
+            assert task is not None
+            head = from_json(MultiTask, objective, "objective").for_task(task).head
+            return TrainedModel(params=task_params(params, task), head=head)
+        case "SentenceEmbedding":
+            require_no_task(source, task)
+            config = objective["sentence_encoder"]
+            return TrainedModel(
+                params={"encoder": params["encoder"]},
+                sentence_encoder=from_json(
+                    SentenceEncoderConfig, config, "objective.sentence_encoder"
+                ),
+                sentence_head=params.get(SENTENCE_HEAD, {}),
+            )
+        case name if name in _OBJECTIVES:
+            require_no_task(source, task)
+            if name == "ReplacedTokens":
+                params = jax.device_get(discriminator_params(params))
+            head = from_json(TaskHead | None, objective.get("head"), "objective.head")
+            return TrainedModel(params=paths.without_auxiliary_networks(params), head=head)
+        case name:
+            found = (
+                f"the run's objective is {name!r}"
+                if name
+                else "the metadata of the checkpoint has no config.objective.type"
+            )
+            raise UserError(
+                f"{source}: {found}; expected {', '.join(_OBJECTIVES[:-1])} or {_OBJECTIVES[-1]}; "
+                "give the folder of such a run"
+            )
+
+
+def require_no_task(source: str, task: str | None) -> None:
+    """Raises a ConfigError if a task was chosen of a model that does not have several tasks."""
+    if task is not None:
+        raise ConfigError(
+            f"task {task!r}: {source} is not a run of several tasks, so there is none to choose"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,3 +345,70 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         sentence_encoder=trained.sentence_encoder,
         sentence_head=trained.sentence_head,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceModel:
+    """Holds a sentence encoder in memory.
+
+    Attributes:
+      model: the encoder and its tokenizer, and how they were loaded.
+      config: what follows the encoder.
+      head_params: its parameters, nested, such as {"dense": {"0": {"kernel": ...}}}; {} without
+        dense layers.
+      is_trained: whether the source says how its vectors are made; otherwise `config` is a default.
+    """
+
+    model: LoadedModel
+    config: SentenceEncoderConfig
+    head_params: dict[str, Any] = field(default_factory=dict[str, Any])
+    is_trained: bool
+
+    @property
+    def params(self) -> Params:
+        """Returns the parameters of `build_sentence_encoder(model.config, config)`."""
+        head = {SENTENCE_HEAD: self.head_params} if self.head_params else {}
+        return {"encoder": self.model.params["encoder"], **head}
+
+    @property
+    def max_length(self) -> int:
+        """Returns to how many tokens texts are truncated, special tokens included."""
+        longest = self.model.config.max_length
+        return min(self.config.max_seq_length or longest, longest)
+
+
+def load_sentence_model(path: str | Path) -> SentenceModel:
+    """Reads a folder of sentence-transformers, a run, or any other model as a sentence encoder.
+
+    Raises:
+      UserError: as `load_model` and `sentence_model_of`.
+    """
+    return sentence_model_of(load_model(path))
+
+
+def is_sentence_encoder(model: LoadedModel) -> bool:
+    """Returns whether a model comes from a folder or run that says how vectors are made."""
+    return model.sentence_encoder is not None or (
+        model.run is None and is_sentence_folder(Path(model.path))
+    )
+
+
+def sentence_model_of(model: LoadedModel) -> SentenceModel:
+    """Returns a model with what follows its encoder, which is read from the model's folder.
+
+    Raises:
+      UserError: the folder has a module that is not supported, is that of a sparse or multi-vector
+        model, or is damaged; or the model has an adapter that could not be merged.
+    """
+    require_no_adapter(model, "embed")
+    if model.sentence_encoder is not None:
+        config, head_params = model.sentence_encoder, model.sentence_head
+    elif is_sentence_encoder(model):
+        config, flat = read_sentence_head(
+            Path(model.path), model.config.hidden_size, model.tokenizer
+        )
+        head_params = paths.unflatten(flat)
+    else:
+        return SentenceModel(model=model, config=SentenceEncoderConfig(), is_trained=False)
+    check_finite(paths.flatten(head_params, SENTENCE_HEAD), model.path)
+    return SentenceModel(model=model, config=config, head_params=head_params, is_trained=True)

@@ -216,9 +216,9 @@ def _load_params(
 ) -> dict[str, Any]:
     """Replaces initial parameters by those of `init_from` and of the teacher."""
     # Imported here, so that a run that starts from random values loads no model readers.
-    from bert_jax.predict.batching import require_masked_lm
+    from bert_jax.predict.batches import require_masked_lm
     from bert_jax.pretrained.initial import load_model_or_tf1
-    from bert_jax.pretrained.sentence_model import sentence_model_of
+    from bert_jax.pretrained.load import sentence_model_of
     from bert_jax.pretrained.seq2seq import start_from_seq2seq
 
     if isinstance(experiment.objective, Seq2Seq):

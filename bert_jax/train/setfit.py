@@ -22,8 +22,7 @@ from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
 from bert_jax.io.atomic_io import write_json
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
-from bert_jax.pretrained.load import load_model
-from bert_jax.pretrained.sentence_model import load_sentence_model
+from bert_jax.pretrained.load import load_model, load_sentence_model
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import format_metrics
 from bert_jax.tasks.features import text_examples

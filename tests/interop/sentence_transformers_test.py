@@ -1,4 +1,4 @@
-"""Covers bert_jax/interop/sentence_transformers/ and bert_jax/pretrained/sentence_model.py.
+"""Covers bert_jax/interop/sentence_transformers/ and bert_jax/pretrained/load.py.
 
 The comparison with sentence-transformers is tests/parity/sentence_transformers_test.py.
 """
@@ -29,7 +29,7 @@ from bert_jax.models.sentence_encoder.config import (
     Prompt,
     SentenceEncoderConfig,
 )
-from bert_jax.pretrained.sentence_model import load_sentence_model
+from bert_jax.pretrained.load import load_sentence_model
 
 CONFIG = SentenceEncoderConfig(
     pooling=("cls", "mean"),

@@ -1,6 +1,6 @@
 """Compares generated token ids with `generate` of Hugging Face's PyTorch models.
 
-Covers bert_jax/predict/generation/decode.py and token_scores.py. The vocabularies are small, so
+Covers bert_jax/predict/generator.py and token_scores.py. The vocabularies are small, so
 that random models generate the end token in some texts and not in others.
 """
 
@@ -21,7 +21,7 @@ from bert_jax.config.generation import (
 from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.params import paths
-from bert_jax.predict.generation.decode import generate_ids, token_rules
+from bert_jax.predict.generator import generate_ids, token_rules
 from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5
 from tests.helpers.torch_parity import randomize_parameters
 

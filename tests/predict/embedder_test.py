@@ -1,4 +1,4 @@
-"""Covers bert_jax/predict/embedder.py and sentence_texts.py.
+"""Covers bert_jax/predict/embedder.py.
 
 Compares embeddings with NumPy over the hidden states of each text alone.
 """
@@ -21,8 +21,7 @@ from bert_jax.models.sentence_encoder.config import (
     SentenceEncoderConfig,
 )
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import LoadedModel
-from bert_jax.pretrained.sentence_model import SentenceModel
+from bert_jax.pretrained.load import LoadedModel, SentenceModel
 
 TEXTS = ["the old man mends a net by the sea", "a net"]
 

@@ -30,7 +30,7 @@ from bert_jax.params import paths
 from bert_jax.predict.adapter_set import AdapterSet
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.predictor import Predictor
-from bert_jax.predict.training_settings import max_text_length
+from bert_jax.predict.task_processor import max_text_length
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import Base, TrainedAdapter, read_adapter
 from bert_jax.pretrained.load import load_model

@@ -21,11 +21,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from bert_jax.apps.serve import handlers, openai_handlers
+from bert_jax.apps.serve import handlers
 from bert_jax.apps.serve.handlers import Call
-from bert_jax.apps.serve.openapi import docs_page, openapi_schema
 from bert_jax.apps.serve.request_error import RequestError
-from bert_jax.apps.serve.routes import COMPUTE_ROUTES, ComputeRoute
+from bert_jax.apps.serve.routes import COMPUTE_ROUTES, ComputeRoute, docs_page, openapi_schema
 from bert_jax.apps.serve.server_state import ServerState, Timings
 
 logger = logging.getLogger(__name__)
@@ -202,7 +201,7 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """Answers with the models in OpenAI's shape."""
-        return self._json(request, lambda: openai_handlers.list_models(self._state))
+        return self._json(request, lambda: handlers.list_models(self._state))
 
     async def metrics(self, request: Request) -> Response:
         """Answers with the metrics in Prometheus' text format."""

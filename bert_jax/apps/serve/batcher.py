@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bert_jax.apps.serve.engine import Arrays, Engine, TokenSequence
 from bert_jax.apps.serve.request_error import RequestError
-from bert_jax.predict.batching import next_power_of_two
+from bert_jax.predict.batches import Arrays, Engine, TokenSequence, next_power_of_two
 
 logger = logging.getLogger(__name__)
 

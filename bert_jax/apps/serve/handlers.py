@@ -1,21 +1,31 @@
 """Answers requests: one function for each route, from the JSON of a request to that of an answer.
 
-The shapes are those of text-embeddings-inference (TEI), of Cohere (/rerank with `documents`) and of
-transformers' pipelines (/tag, /answer, /fill_mask).
+The shapes are those of text-embeddings-inference (TEI), of Cohere (/rerank with `documents`), of
+transformers' pipelines (/tag, /answer, /fill_mask), and of OpenAI (/v1).
 """
 
+import base64
 import time
 import uuid
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bert_jax.apps.serve import requests as types
+from bert_jax.apps.serve.encoder_services import Work, refuse_long, vectors_to_json
 from bert_jax.apps.serve.request_error import RequestError
-from bert_jax.apps.serve.requests import predict_inputs, require_nonempty, text_inputs
-from bert_jax.apps.serve.served_models import Ability, ServedModel
+from bert_jax.apps.serve.requests import (
+    OpenAIEmbeddingRequest,
+    predict_inputs,
+    require_nonempty,
+    text_inputs,
+)
+from bert_jax.apps.serve.served_models import ROUTES, Ability, ServedModel
 from bert_jax.apps.serve.server_state import ServerState, Timings
-from bert_jax.apps.serve.services.embedding import vectors_to_json
-from bert_jax.apps.serve.services.task import TaskService, label_scores, relevance
+from bert_jax.apps.serve.task_services import TaskService, label_scores, relevance
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.version import __version__
 
 
@@ -269,3 +279,118 @@ def one_or_more_texts(call: Call, value: str | list[str]) -> list[str]:
 def _task(model: ServedModel) -> TaskService:
     assert model.task is not None  # by its ability
     return model.task
+
+
+async def tokenize(call: Call, request: types.TokenizeRequest) -> Any:
+    """Returns the tokens of texts with their prompt; `start` and `stop` count characters."""
+    texts = one_or_more_texts(call, request.inputs)
+    model = call.state.models.named(request.model or call.model_name)
+    if model.embedding is not None:
+        prompt = model.embedding.prompt(request.prompt_name)
+        texts = [prompt + text for text in texts]
+    elif request.prompt_name is not None:
+        message = f"{model.name} has no prompts; leave out `prompt_name`, or name another model"
+        raise RequestError("validation", message, "prompt_name")
+    return await call.state.in_thread(
+        lambda: [_tokens(model, text, request.add_special_tokens) for text in texts]
+    )
+
+
+def _tokens(model: ServedModel, text: str, add_special_tokens: bool) -> list[dict[str, Any]]:
+    tokenizer = model.tokenizer
+    encoding = tokenizer.encode_batch([text])[0]
+    tokens: list[dict[str, Any]] = [
+        {"id": int(i), "text": text[start:end], "special": False, "start": start, "stop": end}
+        for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]
+    for token in tokens:
+        token["special"] = token["id"] in tokenizer.special_ids
+    if not add_special_tokens:
+        return tokens
+    ids = tokenizer.build_inputs_with_special_tokens(encoding.ids).tolist()
+    first, last = (
+        {
+            "id": token_id,
+            "text": tokenizer.id_to_token(token_id),
+            "special": True,
+            "start": None,
+            "stop": None,
+        }
+        for token_id in (ids[0], ids[-1])
+    )
+    return [first, *tokens, last]
+
+
+async def decode(call: Call, request: types.DecodeRequest) -> Any:
+    """Returns the text of token ids."""
+    require_nonempty([[1]] if request.ids else [], "ids")
+    tokenizer = call.state.models.named(request.model or call.model_name).tokenizer
+    flat = [item for item in request.ids if isinstance(item, int)]
+    lists = [flat] if flat else [item for item in request.ids if isinstance(item, list)]
+    if flat and len(flat) < len(request.ids):
+        message = "`ids` has numbers and lists; expected one of them"
+        raise RequestError("validation", message, "ids")
+    call.count(len(lists), is_batch=not flat, name="ids")
+    special = tokenizer.special_ids if request.skip_special_tokens else frozenset[int]()
+    return await call.state.in_thread(lambda: [_text(ids, tokenizer, special) for ids in lists])
+
+
+def _text(ids: list[int], tokenizer: Tokenizer, skipped: Set[int]) -> str:
+    if wrong := [i for i in ids if not 0 <= i < tokenizer.vocab_size]:
+        message = (
+            f"the token id {wrong[0]} is not in the vocabulary; expected 0 to "
+            f"{tokenizer.vocab_size - 1}"
+        )
+        raise RequestError("validation", message, "ids")
+    return tokenizer.decode([i for i in ids if i not in skipped])
+
+
+async def embeddings(call: Call, request: OpenAIEmbeddingRequest) -> Any:
+    """Returns embeddings in OpenAI's shape, normalized, also after `dimensions` cuts them."""
+    items = text_inputs(request.input, "input")
+    call.count(len(items), is_batch=isinstance(request.input, list), name="input")
+    model = call.find("embed", request.model)
+    service = model.embedding
+    assert service is not None
+
+    def make_work() -> Work[np.ndarray]:
+        work = service.embed(items, dimensions=request.dimensions)
+        advice = "use /embed, which cuts them"
+        refuse_long(work.num_truncated, service.max_length, param="input", advice=advice)
+        return work
+
+    vectors: np.ndarray = await call.compute(make_work)
+    embeddings = (
+        [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+        if request.encoding_format == "base64"
+        else vectors.tolist()
+    )
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": embedding}
+            for index, embedding in enumerate(embeddings)
+        ],
+        "model": model.name,
+        "usage": usage(call),
+    }
+
+
+def list_models(state: ServerState) -> dict[str, Any]:
+    """Returns the models in OpenAI's shape, each with its routes and its type as in /info."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": model.name,
+                "object": "model",
+                "created": state.started_at,
+                "owned_by": "bert_jax",
+                "model_type": model.model_type,
+                "routes": [route for ability in model.abilities for route in ROUTES[ability]],
+                # Clients that write masks into texts need it.
+                "mask_token": model.tokenizer.special_tokens.mask,
+            }
+            for model in state.models
+        ],
+    }

@@ -8,20 +8,16 @@ from typing import Any, Literal
 import jax
 
 from bert_jax.apps.serve.config import ServerConfig
-from bert_jax.apps.serve.engine import Backend, Engine
+from bert_jax.apps.serve.encoder_services import AttentionService, EmbeddingService, FillMaskService
 from bert_jax.apps.serve.request_error import RequestError
-from bert_jax.apps.serve.services.adapters import make_adapter_services
-from bert_jax.apps.serve.services.attention import AttentionService
-from bert_jax.apps.serve.services.embedding import EmbeddingService
-from bert_jax.apps.serve.services.fill_mask import FillMaskService
-from bert_jax.apps.serve.services.task import TaskService, make_task_engine
+from bert_jax.apps.serve.task_services import TaskService, make_adapter_services, make_task_engine
 from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, shipped_network
 from bert_jax.models.heads.config import (
     TaskHead,
 )
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
-from bert_jax.predict.batching import require_tokenizer
+from bert_jax.predict.batches import Backend, Engine, require_tokenizer
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.apps.serve.engine import Arrays
-from bert_jax.apps.serve.services.fill_mask import MASK_POSITIONS, MAX_TOP_K
+from bert_jax.apps.serve.encoder_services import MASK_POSITIONS, MAX_TOP_K
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.config.config_lib import from_json
 from bert_jax.errors import MissingExtraError, UserError
@@ -23,6 +22,7 @@ from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.params import paths
+from bert_jax.predict.batches import Arrays
 from bert_jax.pretrained.load import LoadedModel, build_model
 from bert_jax.tasks.registry import head_spec
 

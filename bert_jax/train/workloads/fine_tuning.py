@@ -32,7 +32,7 @@ from bert_jax.models.layers.global_attention import count_global_tokens
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
-from bert_jax.predict.training_settings import save_demonstrations
+from bert_jax.predict.task_processor import save_demonstrations
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation

@@ -32,7 +32,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.base import Objective
-from bert_jax.predict.generation.generator import Generator as TextGenerator
+from bert_jax.predict.generator import Generator as TextGenerator
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
 from bert_jax.runs import run_folder

@@ -23,17 +23,17 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.serve import encoder_services
 from bert_jax.apps.serve.app import create_app
 from bert_jax.apps.serve.batcher import Batcher
 from bert_jax.apps.serve.cli import KEY_VARIABLE, _read_key
 from bert_jax.apps.serve.config import ServerConfig
-from bert_jax.apps.serve.engine import Arrays, Backend, Buckets, Engine, TokenSequence
 from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.apps.serve.run import bind, load_models
 from bert_jax.apps.serve.served_models import ServedModels
-from bert_jax.apps.serve.services import embedding, fill_mask
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.predict.batches import Arrays, Backend, Buckets, Engine, TokenSequence
 from tests.helpers.server import RunningServer, running_server
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -146,11 +146,11 @@ def test_text_of_a_million_characters_is_cut_and_a_larger_body_refused(server):
 
 
 def test_requests_with_long_answers_are_refused(server, monkeypatch):
-    monkeypatch.setattr(fill_mask, "MAX_CANDIDATES", 11)
+    monkeypatch.setattr(encoder_services, "MAX_CANDIDATES", 11)
     assert server.post("/fill_mask", inputs=["[MASK]"] * 2, top_k=5).status_code == 200
     refused = server.post("/fill_mask", inputs=["[MASK]"] * 3, top_k=5)
     assert refused.status_code == 422 and "3 masks" in refused.json()["error"]
-    monkeypatch.setattr(embedding, "MAX_TOKEN_EMBEDDINGS", 8)
+    monkeypatch.setattr(encoder_services, "MAX_TOKEN_EMBEDDINGS", 8)
     assert server.post("/embed_all", inputs=["the sea"] * 2).status_code == 200
     refused = server.post("/embed_all", inputs=["the sea"] * 3)
     assert refused.status_code == 413 and "has 12 tokens" in refused.json()["error"]

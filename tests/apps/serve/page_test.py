@@ -1,6 +1,6 @@
 """Tests the page of the server in headless Chromium, in front of the real server.
 
-Covers bert_jax/apps/serve/page/ and bert_jax/apps/serve/services/attention.py.
+Covers bert_jax/apps/serve/page/ and bert_jax/apps/serve/encoder_services.py.
 """
 
 import json

@@ -11,11 +11,11 @@ import onnx
 import pytest
 
 from bert_jax.apps.serve.config import ServerConfig
+from bert_jax.apps.serve.encoder_services import Work
 from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.apps.serve.run import load_models
 from bert_jax.apps.serve.served_models import ServedModel, serve_model
 from bert_jax.apps.serve.shipped import OnnxBackend
-from bert_jax.apps.serve.work import Work
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.bundle import export_bundle
 from bert_jax.export.onnx.write import write_onnx

@@ -27,7 +27,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 from bert_jax.parallel.sharding import make_mesh
-from bert_jax.predict.generation.generator import Generator
+from bert_jax.predict.generator import Generator
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.text.learn import train_tokenizer
 from bert_jax.train.workloads.text_to_text import (

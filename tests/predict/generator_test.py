@@ -1,6 +1,6 @@
 """Tests texts that a small T5 generates, its folders and `bert-jax generate`.
 
-Covers bert_jax/predict/generation/generator.py, config.py, bert_jax/export/seq2seq.py,
+Covers bert_jax/predict/generator.py, bert_jax/export/seq2seq.py,
 bert_jax/pretrained/seq2seq.py, bert_jax/text/sentencepiece.py and
 bert_jax/cli/language_models/generate.py.
 """
@@ -28,8 +28,7 @@ from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.params import paths
-from bert_jax.predict.generation.decode import cut_to_likely, generate_ids, token_rules
-from bert_jax.predict.generation.generator import Generator
+from bert_jax.predict.generator import Generator, cut_to_likely, generate_ids, token_rules
 from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.text.load_tokenizer import load_tokenizer

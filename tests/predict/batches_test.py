@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.predict.batching import TOKENS_PER_BATCH, next_power_of_two, padded_batches
+from bert_jax.predict.batches import TOKENS_PER_BATCH, next_power_of_two, padded_batches
 
 
 @given(st.lists(st.integers(1, 50), max_size=200), st.sampled_from([1, 2, 6]))
