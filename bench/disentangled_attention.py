@@ -3,7 +3,7 @@
     python bench/disentangled_attention.py
 
     shift    the relative embeddings are expanded to all 2L - 1 differences, and the rows of the
-             product are shifted by padding and reshaping (`models/deberta_v2/attention.py`)
+             product are shifted by padding and reshaping (`models/deberta_v2/model.py`)
     gather   the product with the 512 relative embeddings, of which `take_along_axis` selects an
              element for each query and key, as in Hugging Face's code
 
@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.models.deberta_v2.attention import relative_rows
 from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.deberta_v2.model import relative_rows
 from bert_jax.models.layers.matmul import position_scores
 from bert_jax.models.layers.relative_bias import skew
 

@@ -23,7 +23,7 @@ import transformers
 from bert_jax.config.generation import BeamSearch, GenerationConfig, Greedy
 from bert_jax.interop.seq2seq import write_seq2seq_folder
 from bert_jax.models.bart.config import BartConfig
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.params import paths

@@ -1,10 +1,6 @@
 """Defines the configs of all objectives: what is minimized, for which model.
 
 Imports no jax.
-
-Imports no jax.
-
-Those of pretraining are in `pretraining_config.py` and `replaced_tokens/config.py`.
 """
 
 import math
@@ -20,8 +16,7 @@ from bert_jax.config.distillation import (
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.models.config import check_token_id
-from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderConfig, EncoderDecoderConfig
 from bert_jax.models.heads.config import (
     TaskHead,
     class_labels,

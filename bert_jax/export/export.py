@@ -23,9 +23,8 @@ from bert_jax.interop import huggingface
 from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import label_tokens_of, window_encoder_of
-from bert_jax.models.heads.pretraining import HEADS
-from bert_jax.models.huggingface import format_of
+from bert_jax.models.families import format_of
+from bert_jax.models.heads.config import HEADS, label_tokens_of, window_encoder_of
 from bert_jax.models.layers.config import NoPositions, NormalInit
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in

@@ -14,8 +14,8 @@ from bert_jax.config.config_lib import flatten, to_json
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import read_json_object
+from bert_jax.models.families import format_of
 from bert_jax.models.heads.config import TaskHead, class_labels
-from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
 from bert_jax.report.html import format_value, humanize

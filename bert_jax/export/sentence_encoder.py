@@ -16,7 +16,7 @@ from bert_jax.export.model_card import provenance_lines, run_sections
 from bert_jax.export.onnx.write import OnnxPrecision
 from bert_jax.interop.sentence_transformers import SentenceHead, write_sentence_head
 from bert_jax.io.atomic_io import atomic_path, check_new_folder
-from bert_jax.models.huggingface import format_of
+from bert_jax.models.families import format_of
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.batches import require_tokenizer

@@ -19,17 +19,15 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.families import format_of, formats, seq2seq_formats
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (
     ACTIVATIONS,
     HuggingFaceFormat,
     SupportedValues,
-    format_of,
-    formats,
     transformer_fields,
 )
 from bert_jax.models.layers.config import Activation
-from bert_jax.models.seq2seq.huggingface import seq2seq_formats
 from bert_jax.tasks.registry import HUGGING_FACE_CLASSES, head_from_config, kind_of_head
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
@@ -160,7 +158,7 @@ def to_hf_config(
         "model_type": model_type,
         "dtype": "float32",
         "pad_token_id": pad_token_id,
-        **transformer_fields(config),
+        **transformer_fields(config, family_format),
         **family_format.config_fields(config),
         **(kind.head_to_hugging_face(head) if kind else {}),
     }

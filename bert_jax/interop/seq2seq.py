@@ -21,13 +21,12 @@ from bert_jax.interop.huggingface import (
 )
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.io.json_io import format_json, read_json_object
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
+from bert_jax.models.families import seq2seq_format_of, seq2seq_formats
 from bert_jax.models.seq2seq.huggingface import (
     FORCED_TOKENS,
     NO_TOKEN,
     Seq2SeqFormat,
-    seq2seq_format_of,
-    seq2seq_formats,
 )
 
 GENERATION_CONFIG = "generation_config.json"

@@ -11,17 +11,15 @@ from bert_jax.models.heads.config import (
     FirstTokenPooling,
     LinearClassifier,
     LinearSpan,
+    MaskedLMTransform,
+    OwnTransform,
     PoolerClassifier,
     Pooling,
+    ReplacedTokenDetector,
     SequenceClassifier,
     SpanClassifier,
     TaskHead,
     TokenClassifier,
-)
-from bert_jax.models.heads.pretraining_config import (
-    MaskedLMTransform,
-    OwnTransform,
-    ReplacedTokenDetector,
 )
 from bert_jax.models.layers.config import (
     Activation,

@@ -1,39 +1,27 @@
-"""Defines which families of encoders exist, what each provides, and how one is built.
+"""Defines the interface of encoders, and which configs of encoders and encoder-decoders exist.
 
-A family is a package `models/<family>/` with these modules, found next to its config's module:
-
-    config.py        the config dataclass (no jax)
-    model.py         `build_encoder(config, compute, rngs)`: a Flax module, see `Encoder`
-    sharding.py      `PARAMETER_AXES`: rows (path pattern, logical axes) for its parameters
-    huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
-
-BERT's `model.py` and `sharding.py` serve a family that does not have such a module: its
-encoder is BERT's with other values, as that of RoBERTa, DistilBERT and ELECTRA.
-To add a family, write the package and add its config to `EncoderConfig` below. This module imports
-no jax, because configs name `EncoderConfig`.
+`models/families.py` lists what each family provides. This module imports no jax, because configs
+name the two unions.
 """
 
-import importlib
-import importlib.util
-import typing
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
-from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.roberta.config import RobertaConfig
+from bert_jax.models.t5.config import T5Config
 
 if TYPE_CHECKING:
     import jax
-    from flax import nnx
 
 EncoderConfig = (
     BertConfig
@@ -53,8 +41,8 @@ EncoderConfig = (
 Each class extends `TransformerConfig`, which `models/config.py` defines.
 """
 
-FAMILIES: tuple[type[Any], ...] = typing.get_args(EncoderConfig)
-"""The config class of each family."""
+EncoderDecoderConfig = T5Config | BartConfig
+"""The config of an encoder-decoder of any family; each extends `Seq2SeqTransformerConfig`."""
 
 
 class EncoderOutput(NamedTuple):
@@ -111,26 +99,3 @@ class Encoder(Protocol):
     def token_embeddings(self) -> "jax.Array":
         """Returns the table of token embeddings, [V, E]."""
         ...
-
-
-def build_encoder(config: EncoderConfig, compute: ComputeConfig, rngs: "nnx.Rngs") -> Any:
-    """Builds the encoder of a config as an `nnx.Module` with initialized parameters.
-
-    Returns:
-      The module, an `Encoder`. (`Any`, because no type is both a protocol and an `nnx.Module`.)
-    """
-    return family_module(type(config), "model").build_encoder(config, compute, rngs)
-
-
-_BERT_MODULES = ("model", "sharding")
-
-
-def family_module(config_class: type[Any], name: str) -> Any:
-    """Imports a module of the family to which a config class belongs, such as "sharding".
-
-    The modules "model" and "sharding" are BERT's for a family that does not define them.
-    """
-    package = config_class.__module__.rpartition(".")[0]
-    if name in _BERT_MODULES and not importlib.util.find_spec(f"{package}.{name}"):
-        package = BertConfig.__module__.rpartition(".")[0]
-    return importlib.import_module(f"{package}.{name}")

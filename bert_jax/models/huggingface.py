@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.encoder import FAMILIES, EncoderConfig, family_module
+from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import Activation, Gelu, GeluTanh, Relu, Silu
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
@@ -132,27 +132,13 @@ def read_transformer_fields(
     return {name: read(external, fields[name]) for name, external in named if external is not None}
 
 
-def transformer_fields(config: EncoderConfig) -> dict[str, Any]:
+def transformer_fields(config: EncoderConfig, family_format: HuggingFaceFormat) -> dict[str, Any]:
     """Returns the content of config.json that comes from fields of `TransformerConfig`."""
     values = {name: getattr(config, name) for name in _TRANSFORMER_FIELDS}
     values["hidden_act"] = next(n for n, kind in ACTIVATIONS.items() if kind == config.hidden_act)
     values["max_position_embeddings"] = config.positions.max_position_embeddings
-    named = ((format_of(config).field_name(name), value) for name, value in values.items())
+    named = ((family_format.field_name(name), value) for name, value in values.items())
     return {name: value for name, value in named if name is not None}
-
-
-def format_of(config: EncoderConfig) -> HuggingFaceFormat:
-    """Returns the format of the family to which a config belongs."""
-    return family_module(type(config), "huggingface").HUGGING_FACE
-
-
-def formats() -> dict[str, HuggingFaceFormat]:
-    """Returns the formats of all families by `model_type`."""
-    found: dict[str, HuggingFaceFormat] = {}
-    for family in FAMILIES:
-        family_format: HuggingFaceFormat = family_module(family, "huggingface").HUGGING_FACE
-        found |= dict.fromkeys(family_format.class_prefixes, family_format)
-    return found
 
 
 def dense_names(internal: str, external: str) -> list[NameMapping]:

@@ -12,17 +12,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.batch import encoder_inputs
-from bert_jax.models.encoder import EncoderConfig, EncoderOutput, build_encoder
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig, build_encoder_decoder
+from bert_jax.errors import ConfigError
+from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderDecoderConfig, EncoderOutput
+from bert_jax.models.families import build_encoder, build_encoder_decoder
 from bert_jax.models.heads.config import (
+    HEADS,
+    LabelTokens,
     PredictionHeadClassifier,
     TaskHead,
     classifier_layers,
-    head_param_name,
     label_tokens_of,
+    masked_lm_parts,
     reads_one_vector,
     task_parts,
     window_encoder_of,
@@ -30,26 +35,52 @@ from bert_jax.models.heads.config import (
 from bert_jax.models.heads.modules import (
     DenseClassifierModule,
     FeedForwardSpanModule,
+    LMHead,
+    Pooler,
+    PredictionHead,
+    ReplacedTokenHead,
+    SpanBoundaryHead,
+    TaskModule,
+    WindowEncoderModule,
     build_task_module,
+    gather_positions,
     pool_tokens,
 )
-from bert_jax.models.heads.pretraining import HEADS, PretrainingHeads
-from bert_jax.models.heads.window_encoder import WindowEncoderModule
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
-from bert_jax.models.layers.global_attention import global_attention_mask
+from bert_jax.models.layers.linear import Linear, linear
+from bert_jax.models.longformer.attention import global_attention_mask
 from bert_jax.models.seq2seq.network import EncoderDecoder
 from bert_jax.params.functional import Network
 
 Batch = Mapping[str, Any]
 
 
-class EncoderWithHeads(PretrainingHeads):
+class EncoderWithHeads(nnx.Module):
     """Runs an encoder and the heads on it.
 
-    The pretraining heads and their logits are in `heads/pretraining.py`. The module of the task
-    head is `classifier` or `span`, the name that `head_param_name` returns.
+    To add the head of another objective, write its module, add its name to `HEADS`, build it in
+    `__init__` and add a method for its logits.
+
+    Attributes:
+      encoder: an `Encoder`.
+      pooler, prediction_head, masked_lm, next_sentence, sentence_order, span_boundary,
+        replaced_token: the pretraining heads; each exists if it was built.
+      window_encoder: exists if the task head has a `WindowEncoder`.
+      classifier, span: the module of the task head, if there is one; `span` answers questions.
     """
+
+    encoder: Encoder
+    pooler: Pooler
+    prediction_head: PredictionHead
+    masked_lm: LMHead
+    next_sentence: Linear
+    sentence_order: Linear
+    span_boundary: SpanBoundaryHead
+    replaced_token: ReplacedTokenHead
+    window_encoder: WindowEncoderModule
+    classifier: TaskModule
+    span: TaskModule
 
     def __init__(
         self,
@@ -63,7 +94,8 @@ class EncoderWithHeads(PretrainingHeads):
         """Initializes all parameters.
 
         Args:
-          heads: the pretraining heads to build, a subset of `HEADS`.
+          heads: the pretraining heads to build, a subset of `HEADS`; those that they or the task
+            head use are built, too.
           task_head: the head of a fine-tuning task, if any.
 
         Raises:
@@ -71,17 +103,36 @@ class EncoderWithHeads(PretrainingHeads):
             family has no such head.
         """
         self.config, self.compute, self.heads, self.task_head = config, compute, heads, task_head
+        self.global_tokens = config.global_tokens(task_head)
         task_part_names = task_parts(task_head, config) if task_head is not None else ()
         self.needs_pooler = "pooler" in task_part_names
+        shared_parts = masked_lm_parts(config) if "masked_lm" in heads else ()
+        parts = {*heads, *shared_parts, *task_part_names}
+        _check_heads(heads, parts)
         self.encoder = build_encoder(config, compute, rngs)
-        self.build_heads(heads, task_part_names, compute, rngs)
-        if task_head is not None:
-            if (windows := window_encoder_of(task_head)) is not None:
-                self.window_encoder = WindowEncoderModule(config, windows, compute, rngs)
-            if label_tokens_of(task_head) is None:
-                module = build_task_module(config, task_head, rngs)
-                setattr(self, head_param_name(task_head), module)
-        self.global_tokens = config.global_tokens(task_head)
+        # Random initial values depend on this order.
+        if "pooler" in parts:
+            self.pooler = Pooler(config, compute, rngs)
+        if "prediction_head" in parts:
+            self.prediction_head = PredictionHead(config, compute, rngs)
+        if "masked_lm" in parts:
+            self.masked_lm = LMHead(config, compute, rngs)
+        if "next_sentence" in parts:
+            self.next_sentence = linear(config.hidden_size, 2, config, compute, rngs)
+        if "sentence_order" in parts:
+            self.sentence_order = linear(config.hidden_size, 2, config, compute, rngs)
+        if "span_boundary" in parts:
+            self.span_boundary = SpanBoundaryHead(config, compute, rngs)
+        if "replaced_token" in parts:
+            self.replaced_token = ReplacedTokenHead(config, compute, rngs)
+        if task_head is None:
+            return
+        if (windows := window_encoder_of(task_head)) is not None:
+            self.window_encoder = WindowEncoderModule(config, windows, compute, rngs)
+        if task_head.scope == "span":
+            self.span = build_task_module(config, task_head, rngs)
+        elif label_tokens_of(task_head) is None:
+            self.classifier = build_task_module(config, task_head, rngs)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Computes the hidden states and the logits of all heads for a batch, without dropout.
@@ -151,6 +202,50 @@ class EncoderWithHeads(PretrainingHeads):
             output_attentions=output_attentions,
         )
 
+    def masked_lm_logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps hidden states [..., D] to logits over the vocabulary, float32 [..., V]."""
+        if "prediction_head" in masked_lm_parts(self.config):
+            hidden = self.prediction_head(hidden)
+        return self.masked_lm(hidden, self.encoder.token_embeddings())
+
+    def label_logits(
+        self, hidden_BLD: jax.Array, input_ids: jax.Array, label_tokens: LabelTokens
+    ) -> jax.Array:
+        """Maps hidden states [B, L, D] to the logits of classes at the first mask, float32 [B, C].
+
+        Each class has the mean of the masked-LM logits of its label words; see `LabelTokens`.
+        """
+        positions = jnp.argmax(input_ids == label_tokens.mask_token_id, axis=1)
+        logits_BV = self.masked_lm_logits(gather_positions(hidden_BLD, positions[:, None])[:, 0])
+        return jnp.stack(
+            [
+                sum(jnp.mean(logits_BV[:, np.array(word)], axis=1) for word in words) / len(words)
+                for words in label_tokens.token_ids
+            ],
+            axis=1,
+        )
+
+    def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
+        """Maps hidden states [B, L, D] to logits of IsNext and NotNext, float32 [B, 2]."""
+        return self.next_sentence(self.pooler(hidden_BLD)).astype(jnp.float32)
+
+    def sentence_order_logits(self, hidden_BLD: jax.Array) -> jax.Array:
+        """Maps hidden states [B, L, D] to logits of in order and swapped, float32 [B, 2]."""
+        return self.sentence_order(self.pooler(hidden_BLD)).astype(jnp.float32)
+
+    def span_boundary_logits(self, hidden_BLD: jax.Array, batch: Mapping[str, Any]) -> jax.Array:
+        """Maps hidden states [B, L, D] to logits of the tokens of spans, float32 [B, P, V].
+
+        Args:
+          batch: has the fields `SPAN_BOUNDARY_FIELDS` of `bert_jax/batch.py`.
+        """
+        return self.span_boundary(
+            gather_positions(hidden_BLD, batch["span_left_positions"]),
+            gather_positions(hidden_BLD, batch["span_right_positions"]),
+            batch["span_target_offsets"],
+            self.encoder.token_embeddings(),
+        )
+
     def task_logits(
         self,
         hidden_BLD: jax.Array,
@@ -175,7 +270,7 @@ class EncoderWithHeads(PretrainingHeads):
         if window_mask is not None:
             vectors = self.sequence_vectors(hidden_BLD, attention_mask)
             hidden_BLD, attention_mask = self.window_encoder(vectors, window_mask, dropout_key)
-        module = getattr(self, head_param_name(head))
+        module = self.span if head.scope == "span" else self.classifier
         if isinstance(module, DenseClassifierModule):
             return module(hidden_BLD, attention_mask, dropout_rate, dropout_key)
         if isinstance(module, FeedForwardSpanModule):
@@ -194,6 +289,19 @@ class EncoderWithHeads(PretrainingHeads):
     def sequence_vectors(self, hidden_BLD: jax.Array, attention_mask: jax.Array) -> jax.Array:
         """Returns what a head that `reads_one_vector` reads of [B, L, D], as [B, 1, D]."""
         return pool_tokens(hidden_BLD, attention_mask, self.config.sequence_pooling)[:, None]
+
+
+def _check_heads(heads: tuple[str, ...], parts: set[str]) -> None:
+    if unknown_heads := [name for name in heads if name not in HEADS]:
+        raise ConfigError(
+            f"heads contains {unknown_heads[0]!r}; expected names from {', '.join(HEADS)}"
+        )
+    for name in ("next_sentence", "sentence_order"):
+        if name in heads and "pooler" not in parts:
+            raise ConfigError(
+                f"heads is {heads}, but the head {name!r} uses the output of the pooler; "
+                "add 'pooler'"
+            )
 
 
 @functools.cache

@@ -10,8 +10,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import TaskHead, head_param_name, num_outputs
-from bert_jax.models.heads.pretraining import HEADS
+from bert_jax.models.heads.config import HEADS, TaskHead, head_param_name, num_outputs
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
 

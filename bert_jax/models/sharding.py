@@ -1,18 +1,18 @@
 """Defines how each parameter is sharded: logical axes by parameter path, mesh axes by logical axis.
 
 A logical axis says what a dimension is: embed (D), heads (H x K), mlp (F), vocab (V). None is a
-dimension that is never split. Each family lists the axes of its encoder in its `sharding.py`; the
+dimension that is never split. Each family lists the axes of its encoder in its `model.py`; the
 heads, which all families share, are listed here.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
-from bert_jax.models.encoder import FAMILIES, family_module
+from bert_jax.models.bert.model import PARAMETER_AXES as BERT_AXES
+from bert_jax.models.families import FAMILIES
 from bert_jax.models.heads.config import WINDOW_ENCODER
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
-from bert_jax.models.seq2seq.sharding import PARAMETER_AXES as ENCODER_DECODER_AXES
+from bert_jax.models.seq2seq.network import PARAMETER_AXES as ENCODER_DECODER_AXES
 from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
@@ -104,11 +104,10 @@ def parameter_axes() -> PathTable[LogicalAxes]:
     Paths of encoder-decoders begin at the root of the network, those of encoders at "encoder/".
     """
     rows: dict[tuple[str, LogicalAxes], None] = {}  # families may share rows; keeps the order
-    for family in FAMILIES:
-        encoder_rows: Sequence[tuple[str, LogicalAxes]] = family_module(
-            family, "sharding"
-        ).PARAMETER_AXES
-        rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
+    for family in FAMILIES.values():
+        rows |= dict.fromkeys(
+            (f"encoder/{pattern}", axes) for pattern, axes in family.parameter_axes
+        )
     rows |= dict.fromkeys(ENCODER_DECODER_AXES)
     adapter_rows = [row for pattern, axes in rows for row in _adapter_rows(pattern, axes)]
     adapter_rows = [*dict.fromkeys(adapter_rows), *_PREFIX_ENCODER]

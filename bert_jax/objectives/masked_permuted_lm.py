@@ -3,7 +3,7 @@
 The batches are those of masked LM. The predictions of a sequence have a random order: that of
 their `sampling_seeds`, so that it is a function of (seed, epoch, example, position) like the masks.
 Each prediction depends on the text that is not predicted, on the predicted tokens before it in that
-order, and on the positions of all others; see `models/mpnet/two_streams.py`.
+order, and on the positions of all others; see `models/mpnet/model.py`.
 """
 
 import jax
@@ -13,8 +13,7 @@ from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, SAMPLING_FIELDS
 from bert_jax.config.objectives import MaskedPermutedLM
 from bert_jax.losses import padding_fraction
 from bert_jax.models.model import build_network
-from bert_jax.models.mpnet.model import MPNetEncoder
-from bert_jax.models.mpnet.two_streams import Predictions, permutation_ranks
+from bert_jax.models.mpnet.model import MPNetEncoder, Predictions, permutation_ranks
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.pretraining import masked_lm_loss
 from bert_jax.objectives.replaced_tokens import replace_tokens

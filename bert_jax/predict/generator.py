@@ -22,7 +22,7 @@ from bert_jax.config.generation import (
     StopWhenImpossible,
 )
 from bert_jax.errors import ConfigError, UserError, require_list_of_texts
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.seq2seq.network import Cache, EncoderDecoder, Source

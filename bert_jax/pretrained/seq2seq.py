@@ -13,11 +13,10 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import find_tokenizer
 from bert_jax.interop.seq2seq import ImportedSeq2Seq, read_seq2seq_folder
 from bert_jax.io.json_io import read_json_object
-from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES, EncoderDecoderConfig
-from bert_jax.models.huggingface import formats
+from bert_jax.models.encoder import EncoderDecoderConfig
+from bert_jax.models.families import ENCODER_DECODER_FAMILIES, formats, seq2seq_formats
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.parameters import check_finite, check_same_shapes
-from bert_jax.models.seq2seq.huggingface import seq2seq_formats
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import restore_run
 from bert_jax.runs import run_folder

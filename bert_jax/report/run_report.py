@@ -14,7 +14,7 @@ from typing import Any
 from bert_jax.config.config_lib import flatten
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import atomic_write
-from bert_jax.models.encoder import FAMILIES
+from bert_jax.models.families import FAMILIES
 from bert_jax.report.curves import curves
 from bert_jax.report.html import (
     definition_list,

@@ -17,7 +17,7 @@ from bert_jax.config.train import Phase
 from bert_jax.config.tuning import CachedFeatures, FullTuning, TuningConfig, TuningMethod
 from bert_jax.models.adapters.config import PrefixTuning, PromptTuning
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.pretraining_config import SPAN_POSITION_EMBEDDING_SIZE
+from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.train.tuning.freezing import num_layers_with_gradients
 
 

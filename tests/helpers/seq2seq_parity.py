@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.interop.seq2seq import read_seq2seq_folder, write_seq2seq_folder
 from bert_jax.models.bart.config import BartConfig
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.seq2seq.config import GatedFeedForward
 from bert_jax.models.t5.config import T5Config

@@ -11,7 +11,8 @@ from flax import nnx
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.encoder import EncoderConfig, build_encoder
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.families import build_encoder
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import (
     ComputeConfig,

@@ -10,7 +10,7 @@ from bert_jax.config.objectives import Seq2Seq
 from bert_jax.data.pretraining.denoising import SourceAndTarget, collate_sources_and_targets
 from bert_jax.data.text_to_text import collate_packed_rows, pack_sources_and_targets
 from bert_jax.models.bart.config import BartConfig
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 

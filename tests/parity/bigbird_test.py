@@ -17,8 +17,8 @@ import pytest
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.export.export import export
+from bert_jax.models.bigbird.attention import random_blocks
 from bert_jax.models.heads.config import QuestionAnsweringHead
-from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.pretrained.load import load_model
 from tests.helpers.families import FAMILIES

@@ -19,7 +19,7 @@ from bert_jax.config.generation import (
     StopWhenImpossible,
 )
 from bert_jax.interop.seq2seq import read_seq2seq_folder
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.params import paths
 from bert_jax.predict.generator import generate_ids, token_rules
 from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5

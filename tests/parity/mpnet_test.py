@@ -16,7 +16,7 @@ from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.objectives import MaskedPermutedLM
 from bert_jax.models.layers.config import PaddingOffsetPositions
 from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.models.mpnet.two_streams import two_stream_mask
+from bert_jax.models.mpnet.model import two_stream_mask
 from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective, predictions_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model

@@ -46,7 +46,7 @@ from bert_jax.models.adapters.config import (
     PromptTuning,
 )
 from bert_jax.models.adapters.network import start_from_base
-from bert_jax.models.huggingface import format_of
+from bert_jax.models.families import format_of
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER

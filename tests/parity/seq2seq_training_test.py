@@ -26,7 +26,7 @@ from bert_jax.config.train import Adafactor, AdamW, InverseSquareRoot, Phase, Tr
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.interop.seq2seq import read_seq2seq_folder
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 from bert_jax.params import paths
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer

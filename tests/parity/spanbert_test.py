@@ -2,7 +2,7 @@
 
 The reference is Hugging Face's BERT, the head of SpanBERT's `pair_bert.py` and the loss of its
 `spanbert_loss.py`, written from their description: one row of targets for each span.
-Covers bert_jax/models/heads/span_boundary.py and the span boundary loss.
+Covers bert_jax/models/heads/modules.py and the span boundary loss.
 """
 
 import dataclasses

@@ -15,8 +15,7 @@ from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import WINDOW_ENCODER, TaskHead
-from bert_jax.models.heads.pretraining import HEADS
+from bert_jax.models.heads.config import HEADS, WINDOW_ENCODER, TaskHead
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import build_network
 from bert_jax.params import paths

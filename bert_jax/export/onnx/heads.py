@@ -20,6 +20,7 @@ from bert_jax.models.heads.config import (
     LatePooling,
     LinearClassifier,
     MeanPooling,
+    OwnTransform,
     PoolerClassifier,
     PredictionHeadClassifier,
     TaskHead,
@@ -27,7 +28,6 @@ from bert_jax.models.heads.config import (
     head_param_name,
     reads_one_vector,
 )
-from bert_jax.models.heads.pretraining_config import OwnTransform
 from bert_jax.models.sentence_encoder.config import (
     SENTENCE_HEAD,
     Dense,

@@ -18,8 +18,8 @@ from bert_jax.errors import UserError
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.families import format_of
 from bert_jax.models.heads.config import TaskHead, class_labels
-from bert_jax.models.huggingface import format_of
 from bert_jax.tasks.hugging_face import label_maps
 from bert_jax.tasks.registry import HUGGING_FACE_CLASSES, KINDS, head_from_config, kind_of_head
 

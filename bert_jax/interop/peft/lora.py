@@ -20,8 +20,8 @@ from bert_jax.interop.peft.adapter_config import AdapterConfig
 from bert_jax.models.adapters.config import AlphaOverRank, AlphaOverSqrtRank, DoRA, LoRA
 from bert_jax.models.adapters.modules import WORD_EMBEDDINGS
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.families import format_of
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.models.huggingface import format_of
 from bert_jax.models.parameters import expected_parameters
 from bert_jax.params.paths import LAYER_PREFIX
 

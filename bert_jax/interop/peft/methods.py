@@ -20,7 +20,7 @@ from bert_jax.models.adapters.network import implementation
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.huggingface import format_of
+from bert_jax.models.families import format_of
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.params import paths
 

@@ -32,7 +32,7 @@ from bert_jax.models.adapters.modules import (
 )
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.embedding_lookup import embedding_lookup
+from bert_jax.models.layers.linear import embedding_lookup
 from bert_jax.models.layers.matmul import dense
 from bert_jax.params.paths import LAYER_PREFIX
 

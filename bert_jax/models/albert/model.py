@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
 from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
@@ -71,4 +72,7 @@ class AlbertEncoder(BertEncoder):
         )
 
 
-build_encoder = AlbertEncoder
+PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
+    (f"groups/*/{pattern}" if pattern.startswith("layers/") else pattern, axes)
+    for pattern, axes in _BERT_AXES
+]

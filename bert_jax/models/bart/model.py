@@ -12,10 +12,8 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.bart.config import POSITION_OFFSET, BartConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.embedding_lookup import embedding_lookup
-from bert_jax.models.layers.linear import EmbeddingTable, LayerNorm
-from bert_jax.models.seq2seq.attention import BlockSpec, InitialDeviations, PostNorm
-from bert_jax.models.seq2seq.block import Block
+from bert_jax.models.layers.linear import EmbeddingTable, LayerNorm, embedding_lookup
+from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations, PostNorm
 from bert_jax.models.seq2seq.network import EncoderDecoder, Stack
 
 _EPSILON = 1e-5
@@ -94,9 +92,7 @@ class BartStack(Stack):
         return x
 
 
-def build_encoder_decoder(
-    config: BartConfig, compute: ComputeConfig, rngs: nnx.Rngs
-) -> EncoderDecoder:
+def build_bart(config: BartConfig, compute: ComputeConfig, rngs: nnx.Rngs) -> EncoderDecoder:
     """Builds BART with initialized parameters."""
     return EncoderDecoder(
         config,

@@ -9,16 +9,15 @@ from flax import nnx
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.model import BertEncoder
+from bert_jax.models.bigbird.attention import block_counts, block_sparse_attention, random_blocks
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
-from bert_jax.models.layers.block_sparse_attention import block_counts, block_sparse_attention
 from bert_jax.models.layers.config import ComputeConfig, Scanned
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.matmul import attention_scores
-from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.layers.transformer import PostNormBlock
 
 
@@ -181,6 +180,3 @@ class BigBirdEncoder(BertEncoder):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-
-
-build_encoder = BigBirdEncoder

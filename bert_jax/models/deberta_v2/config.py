@@ -9,8 +9,12 @@ from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
-from bert_jax.models.heads.pretraining_config import FirstTokenDetector, ReplacedTokenDetector
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    FirstTokenDetector,
+    ReplacedTokenDetector,
+    SequenceClassifier,
+)
 from bert_jax.models.layers.config import Gelu, NoPositions
 
 DebertaV3Size = Literal["xsmall", "small", "base", "large"]
@@ -87,7 +91,7 @@ class DebertaV2Config(TransformerConfig):
         """Returns the forward FLOPs for one token: BERT's and products with relative positions.
 
         For each token these are 2 products with the relative embeddings of all 2 L - 1 differences,
-        although the table has fewer rows for long sequences (see `deberta_v2/attention.py`). The
+        although the table has fewer rows for long sequences (see `deberta_v2/model.py`). The
         projections of the relative embeddings are left out: they are computed once for a batch.
         """
         relative = self.num_hidden_layers * 4 * (2 * seq_length - 1) * self.hidden_size

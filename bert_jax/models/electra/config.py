@@ -9,8 +9,12 @@ from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
-from bert_jax.models.heads.pretraining_config import DenseDetector, ReplacedTokenDetector
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    DenseDetector,
+    ReplacedTokenDetector,
+    SequenceClassifier,
+)
 from bert_jax.models.layers.config import Activation, Gelu, LearnedPositions
 
 ElectraSize = Literal["small", "base", "large"]

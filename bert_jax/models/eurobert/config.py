@@ -8,10 +8,11 @@ from bert_jax.models.config import TransformerConfig, check_rotary_heads, check_
 from bert_jax.models.heads.config import (
     DenseClassifier,
     LatePooling,
+    MaskedLMTransform,
+    NoTransform,
     Pooling,
     SequenceClassifier,
 )
-from bert_jax.models.heads.pretraining_config import MaskedLMTransform, NoTransform
 from bert_jax.models.layers.config import (
     Activation,
     Gelu,

@@ -8,9 +8,14 @@ from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import layer_norm
-from bert_jax.models.layers.pre_norm import AttentionInputs, PreNormBlock, PreNormDropouts
-from bert_jax.models.layers.rotary import rotary_table
-from bert_jax.models.pre_norm_encoder import PreNormEncoder
+from bert_jax.models.layers.pre_norm import (
+    AttentionInputs,
+    PreNormBlock,
+    PreNormDropouts,
+    PreNormEncoder,
+    rotary_table,
+)
+from bert_jax.models.modernbert.model import PARAMETER_AXES as MODERNBERT_AXES
 
 _LAYER_TYPE = "full_attention"
 
@@ -46,4 +51,5 @@ class EuroBertEncoder(PreNormEncoder):
         return {_LAYER_TYPE: AttentionInputs(mask, table)}
 
 
-build_encoder = EuroBertEncoder
+# The embeddings have no norm.
+PARAMETER_AXES = [row for row in MODERNBERT_AXES if row[0] != "embeddings/norm/*"]

@@ -1,4 +1,4 @@
-"""Defines the configs of task heads, and the ways in which families classify a sequence.
+"""Defines the configs of task heads, and the layers that families have under their heads.
 
 Imports no jax. The modules are in `heads/modules.py`.
 """
@@ -8,16 +8,64 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.heads.pretraining_config import (
-    MaskedLMTransform,
-    NoTransform,
-    OwnTransform,
-    SharedTransform,
-)
 from bert_jax.models.layers.config import Activation, Tanh
+
+SPAN_POSITION_EMBEDDING_SIZE = 200
+"""Width of the position embeddings of the span boundary head (SpanBERT's release)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTransform:
+    """Gives masked LM a dense layer and a norm of its own, which no task head uses (BERT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTransform:
+    """Gives masked LM the prediction head, which the task heads use as well (ModernBERT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTransform:
+    """Computes masked-LM logits from its own table alone, without a dense layer, a norm or a bias.
+
+    EuroBERT does this.
+    """
+
+
+MaskedLMTransform = OwnTransform | SharedTransform | NoTransform
+"""The layers between the encoder and the masked-LM logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseDetector:
+    """Detects replaced tokens: dense, activation, linear to one logit (ELECTRA)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenDetector:
+    """Detects replaced tokens: sum with the first token, norm, dense, activation, linear.
+
+    The layers of `LMMaskPredictionHead` in DeBERTa-v3's release.
+    """
+
+
+ReplacedTokenDetector = DenseDetector | FirstTokenDetector
+"""The layers that a family puts on its encoder to detect replaced tokens in pretraining."""
+
 
 LARGEST_NUM_LABELS = 2**20
 """More labels than this are a mistake, which is refused before memory runs out."""
+
+HEADS = (
+    "pooler",
+    "prediction_head",
+    "masked_lm",
+    "next_sentence",
+    "sentence_order",
+    "span_boundary",
+    "replaced_token",
+)
+"""Names of the heads that pretraining trains; a family or an objective has some of them."""
 
 WINDOW_ENCODER = "window_encoder"
 """The name of the Transformer over windows in the parameters."""

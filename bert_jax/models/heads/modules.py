@@ -1,30 +1,52 @@
-"""Defines the modules on top of an encoder: pooler, masked-LM head and classifiers."""
+"""Defines the modules on top of an encoder: heads of pretraining, classifiers, window encoder.
+
+`EncoderWithHeads` in `models/model.py` builds and calls them.
+"""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.batch import MAX_SPAN_TARGETS
+from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
+    SPAN_POSITION_EMBEDDING_SIZE,
     DenseClassifier,
     FeedForwardSpan,
+    FirstTokenDetector,
     FirstTokenPooling,
     LatePooling,
     LinearClassifier,
     MeanPooling,
+    NoTransform,
+    OwnTransform,
     PoolerClassifier,
     Pooling,
     PredictionHeadClassifier,
     TaskHead,
+    WindowEncoder,
     classifier_layers,
     num_outputs,
 )
-from bert_jax.models.heads.pretraining_config import NoTransform, OwnTransform
+from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
-from bert_jax.models.layers.linear import Linear, layer_norm, linear, output_stddev
+from bert_jax.models.layers.linear import (
+    Linear,
+    embedding_lookup,
+    initializer,
+    layer_norm,
+    linear,
+    output_stddev,
+)
 from bert_jax.models.layers.matmul import dense_transposed
-from bert_jax.models.layers.transformer import activate
+from bert_jax.models.layers.transformer import (
+    NUM_DROPOUT_SITES,
+    PostNormBlock,
+    activate,
+    apply_layers,
+)
 
 
 class Pooler(nnx.Module):
@@ -134,31 +156,6 @@ class DenseClassifierModule(nnx.Module):
         return self.out_proj(dropout(x, dropout_rate, seeds[1]))
 
 
-def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the module of a task head, without the parts that it shares with other heads."""
-    if head.scope == "span" and config.span_classifier == FeedForwardSpan():
-        return FeedForwardSpanModule(config, head, rngs)
-    match classifier_layers(head, config):
-        case DenseClassifier() as classifier:
-            return DenseClassifierModule(config, classifier, head, rngs)
-        case PredictionHeadClassifier():
-            return head_linear(config, head, rngs, stddev=config.hidden_size**-0.5)
-        case PoolerClassifier() | LinearClassifier():
-            # `task_logits` feeds this layer the output of the pooler, or all tokens.
-            return head_linear(config, head, rngs)
-
-
-def pool_tokens(hidden_BLD: jax.Array, attention_mask: jax.Array, pooling: Pooling) -> jax.Array:
-    """Returns one vector for each sequence, [B, D], from the hidden states of its tokens."""
-    match pooling:
-        case FirstTokenPooling():
-            return hidden_BLD[:, 0]
-        case MeanPooling() | LatePooling():
-            weights = attention_mask[:, :, None].astype(jnp.float32)
-            total = jnp.sum(hidden_BLD.astype(jnp.float32) * weights, axis=1)
-            return (total / jnp.maximum(jnp.sum(weights, axis=1), 1.0)).astype(hidden_BLD.dtype)
-
-
 class FeedForwardSpanModule(nnx.Module):
     """Scores start and end of an answer: dropout, feed-forward, residual, norm, linear (BigBird).
 
@@ -184,6 +181,35 @@ class FeedForwardSpanModule(nnx.Module):
         return self.out_proj(self.norm(x + hidden_BLD))
 
 
+TaskModule = Linear | DenseClassifierModule | FeedForwardSpanModule
+"""The module of a task head; a `Linear` reads the pooler, the prediction head, or all tokens."""
+
+
+def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> TaskModule:
+    """Builds the module of a task head, without the parts that it shares with other heads."""
+    if head.scope == "span" and config.span_classifier == FeedForwardSpan():
+        return FeedForwardSpanModule(config, head, rngs)
+    match classifier_layers(head, config):
+        case DenseClassifier() as classifier:
+            return DenseClassifierModule(config, classifier, head, rngs)
+        case PredictionHeadClassifier():
+            return head_linear(config, head, rngs, stddev=config.hidden_size**-0.5)
+        case PoolerClassifier() | LinearClassifier():
+            # `task_logits` feeds this layer the output of the pooler, or all tokens.
+            return head_linear(config, head, rngs)
+
+
+def pool_tokens(hidden_BLD: jax.Array, attention_mask: jax.Array, pooling: Pooling) -> jax.Array:
+    """Returns one vector for each sequence, [B, D], from the hidden states of its tokens."""
+    match pooling:
+        case FirstTokenPooling():
+            return hidden_BLD[:, 0]
+        case MeanPooling() | LatePooling():
+            weights = attention_mask[:, :, None].astype(jnp.float32)
+            total = jnp.sum(hidden_BLD.astype(jnp.float32) * weights, axis=1)
+            return (total / jnp.maximum(jnp.sum(weights, axis=1), 1.0)).astype(hidden_BLD.dtype)
+
+
 def head_linear(
     config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs, *, stddev: float | None = None
 ) -> Linear:
@@ -200,3 +226,160 @@ def head_linear(
 def gather_positions(hidden_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
     """Returns the hidden states at the given positions of each sequence, [B, P, D]."""
     return jnp.take_along_axis(hidden_BLD, positions_BP[..., None], axis=1)
+
+
+class SpanBoundaryHead(nnx.Module):
+    """Predicts the tokens of a masked span from the tokens before and after the span.
+
+    The layers are those of `BertPairTargetPredictionHead` in SpanBERT's release: two layers of
+    dense, activation and LayerNorm, the product with the encoder's token embeddings, and a bias.
+    The second layer maps D to E, the width of the token embeddings, which is D in SpanBERT.
+    Their input is [hidden state to the left; hidden state to the right; position embedding].
+    """
+
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        width, table_width = config.hidden_size, config.word_embedding_size
+        self.position_embeddings = nnx.Embed(
+            MAX_SPAN_TARGETS,
+            SPAN_POSITION_EMBEDDING_SIZE,
+            param_dtype=jnp.float32,
+            embedding_init=initializer(config),
+            rngs=rngs,
+        )
+        self.linear1 = linear(
+            2 * width + SPAN_POSITION_EMBEDDING_SIZE, width, config, compute, rngs
+        )
+        self.layer_norm1 = layer_norm(config, compute)
+        self.linear2 = linear(width, table_width, config, compute, rngs)
+        self.layer_norm2 = layer_norm(config, compute, table_width)
+        self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
+        self.activation = config.hidden_act
+
+    def __call__(
+        self,
+        left_BPD: jax.Array,
+        right_BPD: jax.Array,
+        offsets_BP: jax.Array,
+        token_embeddings_VE: jax.Array,
+    ) -> jax.Array:
+        """Computes the logits of P tokens in each of B sequences.
+
+        Args:
+          left_BPD, right_BPD: hidden states next to the span of each token.
+          offsets_BP: int32, the position of the token in its span, below `MAX_SPAN_TARGETS`.
+          token_embeddings_VE: the token embeddings of the encoder.
+
+        Returns:
+          float32 [B, P, V].
+        """
+        positions = embedding_lookup(self.position_embeddings.embedding[...], offsets_BP)
+        inputs = (left_BPD, right_BPD, positions.astype(left_BPD.dtype))
+        hidden = activate(self.linear1(jnp.concatenate(inputs, axis=-1)), self.activation)
+        hidden = activate(self.linear2(self.layer_norm1(hidden)), self.activation)
+        hidden = self.layer_norm2(hidden)
+        return dense_transposed(hidden, token_embeddings_VE, self.bias[...], hidden.dtype)
+
+
+# One vector for each window goes in and one vector comes out, which the family's ordinary
+# classifier reads: losses, labels, metrics and sharding are those of classification. The number of
+# windows is fixed, which costs computation for short texts but compiles one step. Hugging Face has
+# no such class, so the run folder is the model.
+class WindowEncoderModule(nnx.Module):
+    """Encodes the vectors of the windows of a text into one vector.
+
+    Position embeddings are added to the vectors of the windows, and after a LayerNorm they pass
+    through post-norm layers with the sizes of the encoder's (Pappagari et al. 2019). The result is
+    the mean over the windows. Its config is `WindowEncoder`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        window_encoder: WindowEncoder,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+    ):
+        # A few windows need neither the fused kernel nor a scan over layers.
+        self.compute = ComputeConfig(dtype=compute.dtype)
+        self.position_embeddings = nnx.Embed(
+            window_encoder.num_windows,
+            config.hidden_size,
+            param_dtype=jnp.float32,
+            embedding_init=initializer(config),
+            rngs=rngs,
+        )
+        self.norm = layer_norm(config, self.compute)
+        self.layers = nnx.List(
+            [PostNormBlock(config, self.compute, rngs) for _ in range(window_encoder.num_layers)]
+        )
+
+    def __call__(
+        self, vectors: jax.Array, window_mask_BA: jax.Array, dropout_key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Maps one vector for each of A windows to one vector for each text.
+
+        Args:
+          vectors: [B x A, 1, D], what the head reads of each window.
+          window_mask_BA: int32 [B, A], 1 = a window, 0 = padding, which has no effect.
+          dropout_key: applies the dropouts of the layers; None for none.
+
+        Returns:
+          The vectors of the texts as sequences of one token, [B, 1, D], and their attention mask,
+          ones [B, 1].
+        """
+        vectors_BAD = vectors.reshape(*window_mask_BA.shape, -1)
+        positions = self.position_embeddings.embedding[...].astype(vectors.dtype)
+        seeds = None
+        if dropout_key is not None:
+            # The classifier uses the key itself.
+            dropout_key = jax.random.fold_in(dropout_key, 1)
+            seeds = make_dropout_seeds(dropout_key, (len(self.layers), NUM_DROPOUT_SITES))
+        encoded_BAD, _, _ = apply_layers(
+            self.layers,
+            self.compute,
+            self.norm(vectors_BAD + positions),
+            make_attention_mask(window_mask_BA, None, causal=False),
+            seeds,
+            output_hidden_states=False,
+            output_attentions=False,
+        )
+        weights_BA1 = window_mask_BA[..., None].astype(jnp.float32)
+        total_BD = jnp.sum(encoded_BAD.astype(jnp.float32) * weights_BA1, axis=1)
+        mean_BD = (total_BD / jnp.sum(weights_BA1, axis=1)).astype(vectors.dtype)
+        return mean_BD[:, None], jnp.ones_like(window_mask_BA[:, :1])
+
+
+class ReplacedTokenHead(nnx.Module):
+    """Computes whether each token was replaced: dense, activation, linear to one logit.
+
+    Has the layers of Hugging Face's `ElectraDiscriminatorPredictions`. With `FirstTokenDetector`,
+    the input of the dense layer is norm(first token + token), as in DeBERTa-v3's release.
+    """
+
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        detector = config.replaced_token_detector
+        if detector is None:
+            raise ConfigError(
+                f"heads contains 'replaced_token', but {config.family} has no such head; expected "
+                "ELECTRA or DeBERTa"
+            )
+        self.dense = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
+        self.output = linear(config.hidden_size, 1, config, ComputeConfig(), rngs)
+        self.reads_first_token = isinstance(detector, FirstTokenDetector)
+        if self.reads_first_token:
+            self.norm = layer_norm(config, compute)
+        self.activation = config.hidden_act
+
+    def __call__(self, hidden_BLD: jax.Array, position_ids: jax.Array | None = None) -> jax.Array:
+        """Maps [B, L, D] to logits, float32 [B, L]; positive means that the token was replaced.
+
+        Args:
+          position_ids: int32 [B, L], positions in each packed example; None if rows are not packed.
+        """
+        if self.reads_first_token:
+            first = hidden_BLD[:, :1]
+            if position_ids is not None:  # each packed example has its own first token
+                columns = jnp.arange(position_ids.shape[1]) - position_ids
+                first = gather_positions(hidden_BLD, columns)
+            hidden_BLD = self.norm(first + hidden_BLD)
+        return self.output(activate(self.dense(hidden_BLD), self.activation))[..., 0]

@@ -19,8 +19,7 @@ from bert_jax.models.layers.config import (
     SinusoidalInit,
 )
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.embedding_lookup import embedding_lookup
-from bert_jax.models.layers.linear import embedding, initializer, layer_norm
+from bert_jax.models.layers.linear import embedding, embedding_lookup, initializer, layer_norm
 
 
 class Embeddings(nnx.Module):

@@ -1,18 +1,66 @@
-"""Defines the pre-norm layer with rotary positions and a gated feed-forward layer."""
+"""Defines the pre-norm layer with rotary positions and a gated feed-forward layer.
+
+ModernBERT and EuroBERT have it. Rotary position embeddings (RoPE, Su et al. 2021) rotate queries
+and keys. A head of width K has K / 2 pairs of elements. Pair i is element i and element i + K / 2,
+as in Hugging Face. At position p it is rotated by the angle p / theta^(2 i / K), so that the
+product of a query and a key depends on the distance of their positions.
+"""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.attention import AttentionMask, SelfAttention
+from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.layers.attention import AttentionMask, SelfAttention, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.linear import layer_norm, linear, output_stddev
-from bert_jax.models.layers.rotary import RotaryTable
+from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
+from bert_jax.models.layers.embeddings import Embeddings
+from bert_jax.models.layers.layer_groups import apply_layer_groups
+from bert_jax.models.layers.linear import LayerNorm, layer_norm, linear, output_stddev
 from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES, activate
+
+
+class RotaryTable(NamedTuple):
+    """Holds the cosine and sine of every angle, float32 [B, L, 1, K / 2]; B is 1 if all are equal.
+
+    They stay in float32 in every compute dtype: bfloat16 has 3 digits, and the angles at position
+    8,191 need 4 before the decimal point.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+
+    def rotate(self, x_BLHK: jax.Array) -> jax.Array:
+        """Rotates queries or keys [B, L, H, K]; the result has their dtype."""
+        first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
+        rotated = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
+        return jnp.concatenate(rotated, axis=-1).astype(x_BLHK.dtype)
+
+
+def inverse_frequencies(head_width: int, theta: float) -> np.ndarray:
+    """Returns the angle between adjacent positions for each pair of elements, float32 [K / 2].
+
+    These are the values that PyTorch computes in float32, with which published models were trained;
+    a quarter of them differ from the exact ones after rounding. NumPy's float32 power is less exact
+    than PyTorch's, so the power is computed in float64 and rounded before the division.
+    """
+    exponents = np.arange(0, head_width, 2, dtype=np.float32) / np.float32(head_width)
+    powers = np.float64(theta) ** exponents.astype(np.float64)
+    return np.float32(1.0) / powers.astype(np.float32)
+
+
+def rotary_table(
+    length: int, head_width: int, theta: float, position_ids: jax.Array | None
+) -> RotaryTable:
+    """Returns the table for positions 0 to L - 1, or for int32 `position_ids` [B, L]."""
+    positions = jnp.arange(length)[None] if position_ids is None else position_ids
+    angles = positions[:, :, None].astype(jnp.float32) * inverse_frequencies(head_width, theta)
+    return RotaryTable(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
 
 
 class AttentionInputs(NamedTuple):
@@ -149,3 +197,70 @@ class PreNormBlock(nnx.Module):
         x_BLD = x_BLD + dropout(attn_out, self.attention_output_dropout, residual_seed)
         x_BLD = x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD), ffn_seed)
         return x_BLD, attention_weights
+
+
+class PreNormEncoder(nnx.Module):
+    """Encodes token ids: embeddings, `PreNormBlock` layers, a final norm.
+
+    A subclass builds the parts and defines `attention_inputs`.
+    """
+
+    embeddings: Embeddings
+    layers: Any
+    final_norm: LayerNorm
+    compute: ComputeConfig
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        position_ids: jax.Array | None = None,
+        packing_ids: jax.Array | None = None,
+        causal: bool = False,
+        dropout_key: jax.Array | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments.
+
+        The last of the hidden states is the one after the final norm, as in Hugging Face.
+        """
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        embedding_output = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        last_hidden_state, layer_outputs, attention_weights = apply_layer_groups(
+            self.layers,
+            self.compute,
+            embedding_output,
+            self.attention_inputs(
+                make_attention_mask(attention_mask, packing_ids, causal), position_ids
+            ),
+            layer_seeds,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        last_hidden_state = self.final_norm(last_hidden_state)
+        return EncoderOutput(
+            last_hidden_state,
+            (embedding_output, *layer_outputs[:-1], last_hidden_state)
+            if output_hidden_states
+            else (),
+            tuple(attention_weights),
+        )
+
+    def attention_inputs(
+        self, mask: AttentionMask, position_ids: jax.Array | None
+    ) -> dict[str, AttentionInputs]:
+        """Returns the mask and the rotations of each type of layers."""
+        raise NotImplementedError
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]

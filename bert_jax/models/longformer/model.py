@@ -5,12 +5,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.errors import ConfigError
+from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
 from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.config import ComputeConfig, Scanned
-from bert_jax.models.layers.global_attention import WindowAndGlobalAttention, make_global_mask
 from bert_jax.models.layers.transformer import PostNormBlock
+from bert_jax.models.longformer.attention import WindowAndGlobalAttention, make_global_mask
 from bert_jax.models.longformer.config import LongformerConfig
 
 
@@ -84,4 +85,10 @@ class LongformerEncoder(BertEncoder):
         )
 
 
-build_encoder = LongformerEncoder
+PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
+    *_BERT_AXES,
+    *((f"layers/*/attention/{name}_global/kernel", ("embed", "heads")) for name in
+      ("query", "key", "value")),
+    *((f"layers/*/attention/{name}_global/bias", ("heads",)) for name in
+      ("query", "key", "value")),
+]  # fmt: skip

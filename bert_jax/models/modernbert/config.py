@@ -6,13 +6,14 @@ from typing import ClassVar, Literal, Self
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig, check_rotary_heads
 from bert_jax.models.heads.config import (
+    MaskedLMTransform,
     MeanPooling,
     Pooling,
     PredictionHeadClassifier,
     SequenceClassifier,
+    SharedTransform,
     TokenClassifier,
 )
-from bert_jax.models.heads.pretraining_config import MaskedLMTransform, SharedTransform
 from bert_jax.models.layers.config import (
     Activation,
     Gelu,

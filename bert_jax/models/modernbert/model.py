@@ -9,10 +9,14 @@ from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import layer_norm
-from bert_jax.models.layers.pre_norm import AttentionInputs, PreNormBlock, PreNormDropouts
-from bert_jax.models.layers.rotary import rotary_table
+from bert_jax.models.layers.pre_norm import (
+    AttentionInputs,
+    PreNormBlock,
+    PreNormDropouts,
+    PreNormEncoder,
+    rotary_table,
+)
 from bert_jax.models.modernbert.config import ModernBertConfig
-from bert_jax.models.pre_norm_encoder import PreNormEncoder
 
 
 class ModernBertEncoder(PreNormEncoder):
@@ -54,4 +58,17 @@ class ModernBertEncoder(PreNormEncoder):
         }
 
 
-build_encoder = ModernBertEncoder
+PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
+    ("embeddings/word_embeddings/embedding", ("vocab", "embed")),
+    ("embeddings/norm/*", (None,)),
+    ("layers/*/attention/query/kernel", ("embed", "heads")),
+    ("layers/*/attention/key/kernel", ("embed", "heads")),
+    ("layers/*/attention/value/kernel", ("embed", "heads")),
+    ("layers/*/attention/output/kernel", ("heads", "embed")),
+    ("layers/*/attention_norm/*", (None,)),
+    ("layers/*/feed_forward/intermediate/kernel", ("embed", "mlp")),
+    ("layers/*/feed_forward/gate/kernel", ("embed", "mlp")),
+    ("layers/*/feed_forward/output/kernel", ("mlp", "embed")),
+    ("layers/*/feed_forward_norm/*", (None,)),
+    ("final_norm/*", (None,)),
+]

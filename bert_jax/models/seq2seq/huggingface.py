@@ -4,12 +4,11 @@ Each family has a `Seq2SeqFormat` in its `huggingface.py`; `bert_jax/interop/seq
 writes folders with it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_jax.models.encoder import family_module
-from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES, EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.huggingface import ReadField
 from bert_jax.params.name_table import NameMapping, NameTable
 
@@ -53,19 +52,6 @@ class Seq2SeqFormat:
     zeros: tuple[str, ...] = ()
     fixed_fields: Mapping[str, Any] = field(default_factory=dict)
     refused_model_types: Mapping[str, str] = field(default_factory=dict)
-
-
-def seq2seq_format_of(config: EncoderDecoderConfig) -> Seq2SeqFormat:
-    """Returns the format of the family to which a config belongs."""
-    return family_module(type(config), "huggingface").HUGGING_FACE
-
-
-def seq2seq_formats() -> dict[str, Seq2SeqFormat]:
-    """Returns the formats of all families by `model_type`."""
-    formats: Sequence[Seq2SeqFormat] = [
-        family_module(family, "huggingface").HUGGING_FACE for family in ENCODER_DECODER_FAMILIES
-    ]
-    return {each.model_type: each for each in formats}
 
 
 def kernel(internal: str, external: str) -> NameMapping:

@@ -15,15 +15,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig, EncoderDecoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, make_layer_dropout_seeds
 from bert_jax.models.layers.linear import EmbeddingTable
 from bert_jax.models.layers.matmul import dense_transposed
 from bert_jax.models.layers.transformer import apply_layers
-from bert_jax.models.seq2seq.attention import KeysValues, LayerCache
-from bert_jax.models.seq2seq.block import NUM_DROPOUT_SITES, Block, LayerInputs
+from bert_jax.models.seq2seq.block import (
+    NUM_DROPOUT_SITES,
+    Block,
+    KeysValues,
+    LayerCache,
+    LayerInputs,
+)
+from bert_jax.models.seq2seq.config import Seq2SeqTransformerConfig
 
 
 class Source(NamedTuple):
@@ -110,12 +115,29 @@ class Stack(nnx.Module):
         return output, (embedded, *states[:-1], output) if output_hidden_states else ()
 
 
+class EncoderDecoderOutput(NamedTuple):
+    """Holds what an encoder-decoder returns; field names are Hugging Face's.
+
+    Attributes:
+      last_hidden_state: of the decoder, [B, T, D].
+      encoder_last_hidden_state: [B, L, D].
+      decoder_hidden_states: the input of the first layer and then the output of each layer, arrays
+        [B, T, D], the last one after the final norm; () unless `output_hidden_states`.
+      encoder_hidden_states: the same of the encoder, [B, L, D].
+    """
+
+    last_hidden_state: jax.Array
+    encoder_last_hidden_state: jax.Array
+    decoder_hidden_states: tuple[jax.Array, ...] = ()
+    encoder_hidden_states: tuple[jax.Array, ...] = ()
+
+
 class EncoderDecoder(nnx.Module):
     """Maps sources and targets so far to hidden states of the next target tokens."""
 
     def __init__(
         self,
-        config: EncoderDecoderConfig,
+        config: Seq2SeqTransformerConfig,
         compute: ComputeConfig,
         encoder: Stack,
         decoder: Stack,
@@ -241,7 +263,9 @@ class EncoderDecoder(nnx.Module):
         return self.logits(self.decoder.finish(x, None)), tuple(written)
 
 
-def _table(config: EncoderDecoderConfig, init: nnx.Initializer, rngs: nnx.Rngs) -> EmbeddingTable:
+def _table(
+    config: Seq2SeqTransformerConfig, init: nnx.Initializer, rngs: nnx.Rngs
+) -> EmbeddingTable:
     return EmbeddingTable(
         config.vocab_size,
         config.hidden_size,
@@ -254,3 +278,53 @@ def _table(config: EncoderDecoderConfig, init: nnx.Initializer, rngs: nnx.Rngs) 
 def _cross_mask(attention_mask: jax.Array) -> AttentionMask:
     """Returns the mask of attention to the real tokens of a source."""
     return AttentionMask(jnp.ones_like(attention_mask[:, :1]), attention_mask, causal=False)
+
+
+LogicalAxes = tuple[str | None, ...]
+
+
+def _stack_axes(stack: str) -> list[tuple[str, LogicalAxes]]:
+    """Returns the rows of the layers of an encoder or a decoder."""
+    attentions = ("attention",) if stack == "encoder" else ("attention", "cross_attention")
+    layers = f"{stack}/layers/*"
+    return [
+        *(
+            row
+            for attention in attentions
+            for row in (
+                *(
+                    (f"{layers}/{attention}/{name}/kernel", ("embed", "heads"))
+                    for name in ("query", "key", "value")
+                ),
+                *(
+                    (f"{layers}/{attention}/{name}/bias", ("heads",))
+                    for name in ("query", "key", "value")
+                ),
+                (f"{layers}/{attention}/output/kernel", ("heads", "embed")),
+                (f"{layers}/{attention}/output/bias", (None,)),
+                (f"{layers}/{attention}_norm/*", (None,)),
+            )
+        ),
+        (f"{layers}/feed_forward/intermediate/kernel", ("embed", "mlp")),
+        (f"{layers}/feed_forward/intermediate/bias", ("mlp",)),
+        (f"{layers}/feed_forward/gate/kernel", ("embed", "mlp")),
+        (f"{layers}/feed_forward/output/kernel", ("mlp", "embed")),
+        (f"{layers}/feed_forward/output/bias", (None,)),
+        (f"{layers}/feed_forward_norm/*", (None,)),
+    ]
+
+
+PARAMETER_AXES: list[tuple[str, LogicalAxes]] = [
+    ("shared/embedding", ("vocab", "embed")),
+    ("lm_head/embedding", ("vocab", "embed")),
+    *_stack_axes("encoder"),
+    *_stack_axes("decoder"),
+    ("encoder/relative_attention_bias/bias", (None, "heads")),
+    ("decoder/relative_attention_bias/bias", (None, "heads")),
+    ("encoder/final_norm/*", (None,)),
+    ("decoder/final_norm/*", (None,)),
+    ("encoder/position_embeddings/embedding", (None, "embed")),
+    ("decoder/position_embeddings/embedding", (None, "embed")),
+    ("encoder/embedding_norm/*", (None,)),
+    ("decoder/embedding_norm/*", (None,)),
+]

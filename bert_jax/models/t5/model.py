@@ -12,8 +12,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import RmsNorm
 from bert_jax.models.layers.relative_bias import RelativePositionBias
-from bert_jax.models.seq2seq.attention import BlockSpec, InitialDeviations, PreNorm
-from bert_jax.models.seq2seq.block import Block
+from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations, PreNorm
 from bert_jax.models.seq2seq.network import EncoderDecoder, Stack
 from bert_jax.models.t5.config import T5Config
 
@@ -92,7 +91,7 @@ class T5(EncoderDecoder):
         return logits
 
 
-def build_encoder_decoder(config: T5Config, compute: ComputeConfig, rngs: nnx.Rngs) -> T5:
+def build_t5(config: T5Config, compute: ComputeConfig, rngs: nnx.Rngs) -> T5:
     """Builds T5 with initialized parameters."""
     return T5(
         config,

@@ -28,7 +28,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
-from bert_jax.models.layers.global_attention import count_global_tokens
+from bert_jax.models.longformer.attention import count_global_tokens
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding

@@ -1,7 +1,7 @@
 """Compares masking with a slow reference, and its rates over millions of tokens with the paper.
 
 Covers bert_jax/data/pretraining/masking.py and word_masking.py, the masking configs, and the order
-of MPNet's predictions (bert_jax/models/mpnet/two_streams.py).
+of MPNet's predictions (bert_jax/models/mpnet/model.py).
 """
 
 import jax
@@ -14,7 +14,7 @@ from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError
-from bert_jax.models.mpnet.two_streams import permutation_ranks
+from bert_jax.models.mpnet.model import permutation_ranks
 
 LENGTH = 128
 

@@ -1,4 +1,4 @@
-"""Covers bert_jax/models/bigbird/ and layers/block_sparse_attention.py."""
+"""Covers bert_jax/models/bigbird/."""
 
 import dataclasses
 import functools
@@ -12,10 +12,9 @@ import pytest
 
 from bert_jax.apps.testing.models import random_parameters
 from bert_jax.errors import ConfigError
+from bert_jax.models.bigbird.attention import block_counts, block_sparse_attention, random_blocks
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
-from bert_jax.models.layers.block_sparse_attention import block_counts, block_sparse_attention
 from bert_jax.models.layers.config import ComputeConfig, Gelu, LearnedPositions, Scanned
-from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.params import paths

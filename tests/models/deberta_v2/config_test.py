@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.deberta_v2.attention import log_buckets, relative_rows
 from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.deberta_v2.model import log_buckets, relative_rows
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
 from bert_jax.text.compatibility import check_embedding_rows

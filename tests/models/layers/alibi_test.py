@@ -13,7 +13,7 @@ from bert_jax.config.config_lib import override
 from bert_jax.errors import UserError
 from bert_jax.export.onnx.encoder import check_family
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.huggingface import format_of
+from bert_jax.models.families import format_of
 from bert_jax.models.layers.config import AlibiPositions
 from bert_jax.models.layers.relative_bias import alibi_bias, alibi_slopes
 from bert_jax.models.model import build_network

@@ -23,7 +23,7 @@ from bert_jax.models.layers.config import (
     PaddingOffsetPositions,
     Scanned,
 )
-from bert_jax.models.layers.global_attention import (
+from bert_jax.models.longformer.attention import (
     count_global_tokens,
     global_attention_mask,
     make_global_mask,

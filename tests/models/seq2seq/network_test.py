@@ -1,7 +1,7 @@
 """Tests encoder-decoders without a peer: sizes, packed rows, layer loops, dropout, shardings.
 
 Covers bert_jax/models/seq2seq, bert_jax/models/t5, bert_jax/models/bart and
-bert_jax/models/encoder_decoder.py; tests/parity compares outputs with PyTorch.
+bert_jax/models/encoder.py; tests/parity compares outputs with PyTorch.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import pytest
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
 from bert_jax.models.bart.config import BartConfig
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.layers.config import ComputeConfig, FullRemat, Scanned
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.sharding import parameter_axes

@@ -1,6 +1,6 @@
 """Compares the hierarchical head with a slow reference that reads the windows one by one.
 
-Covers bert_jax/models/heads/window_encoder.py.
+Covers bert_jax/models/heads/modules.py.
 """
 
 import numpy as np

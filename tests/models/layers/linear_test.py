@@ -1,4 +1,4 @@
-"""Covers bert_jax/models/layers/embedding_lookup.py: lookups and their float32 gradients."""
+"""Covers bert_jax/models/layers/linear.py: lookups and their float32 gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config.train import MeshConfig
-from bert_jax.models.layers.embedding_lookup import embedding_lookup
+from bert_jax.models.layers.linear import embedding_lookup
 from bert_jax.parallel import sharding
 
 V, D = 50, 8

@@ -1,22 +1,19 @@
-"""Covers bert_jax/models/encoder.py and models/sharding.py: what adding a family takes.
+"""Covers bert_jax/models/families.py and models/sharding.py: what adding a family takes.
 
-A toy family is added to a copy of the code: one package and one line of the union. All other code
-has to find it there.
+A toy family is added to a copy of the code: one package, one line of the union and one row of the
+table. All other code has to find it there.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
-import pytest
-
 import bert_jax
-from bert_jax.models.encoder import FAMILIES, family_module
-from bert_jax.models.huggingface import formats
-
-MODULES = ("config", "model", "sharding", "huggingface")
+from bert_jax.models.encoder import EncoderConfig, EncoderDecoderConfig
+from bert_jax.models.families import ENCODER_DECODER_FAMILIES, FAMILIES
 
 TOY = {
     "__init__": "",
@@ -74,15 +71,12 @@ class ToyEncoder(nnx.Module):
         return self.table.embedding[...]
 
 
-build_encoder = ToyEncoder
-''',
-    "sharding": """
 PARAMETER_AXES = [
     ("table/embedding", ("vocab", "embed")),
     ("layers/*/kernel", ("embed", "mlp")),
     ("layers/*/bias", ("mlp",)),
 ]
-""",
+''',
     "huggingface": """
 from bert_jax.models.huggingface import (
     HuggingFaceFormat, dense_names, norm_names, read_transformer_fields
@@ -195,7 +189,7 @@ print("all of it works")
 """
 
 
-def test_toy_family_needs_one_package_and_one_line(tmp_path):
+def test_toy_family_needs_one_package_and_a_row(tmp_path):
     package = tmp_path / "bert_jax"
     shutil.copytree(
         Path(bert_jax.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
@@ -204,12 +198,17 @@ def test_toy_family_needs_one_package_and_one_line(tmp_path):
     toy.mkdir()
     for name, content in TOY.items():
         (toy / f"{name}.py").write_text(content, "utf-8")
-    encoder = package / "models" / "encoder.py"
+    config = "from bert_jax.models.toy.config import ToyConfig\n"
     line = "\nEncoderConfig = "
-    source = encoder.read_text("utf-8")
-    assert source.count(line) == 1
-    added = f"\nfrom bert_jax.models.toy.config import ToyConfig\n{line}ToyConfig | "
-    encoder.write_text(source.replace(line, added), "utf-8")
+    _replace(package / "models" / "encoder.py", line, f"\n{config}{line}ToyConfig | ")
+    row = "    ToyConfig: Family(toy.ToyEncoder, toy.PARAMETER_AXES, toy_format.HUGGING_FACE),\n"
+    imports = (
+        "from bert_jax.models.toy import huggingface as toy_format\n"
+        "from bert_jax.models.toy import model as toy\n"
+    )
+    line = "FAMILIES: dict[type[TransformerConfig], Family] = {\n"
+    families = package / "models" / "families.py"
+    _replace(families, f"\n{line}", f"\n{imports}{config}\n{line}{row}")
 
     script = tmp_path / "use_toy.py"
     script.write_text(USE_TOY, "utf-8")
@@ -224,9 +223,12 @@ def test_toy_family_needs_one_package_and_one_line(tmp_path):
     assert finished.stdout.strip() == "all of it works"
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_every_family_has_all_modules(family):
-    for name in MODULES:
-        family_module(family, name)
-    assert callable(family_module(family, "model").build_encoder)
-    assert set(family_module(family, "huggingface").HUGGING_FACE.class_prefixes) <= set(formats())
+def _replace(file, old, new):
+    source = file.read_text("utf-8")
+    assert source.count(old) == 1
+    file.write_text(source.replace(old, new), "utf-8")
+
+
+def test_every_config_has_a_family():
+    assert set(FAMILIES) == set(typing.get_args(EncoderConfig))
+    assert set(ENCODER_DECODER_FAMILIES) == set(typing.get_args(EncoderDecoderConfig))
