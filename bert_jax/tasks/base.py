@@ -359,6 +359,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
                 f"{_shorten(model_input)}: a model for {self.name} reads "
                 f"{self.description.expected_input}"
             )
+        # An empty text is often a bug of the caller; its prediction would look like any other.
         if not all(_is_nonempty_text(text) for text in self.input_texts(example)):
             raise UserError(
                 f"{_shorten(model_input)}: a text is empty; expected text to predict on"

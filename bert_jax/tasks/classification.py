@@ -89,6 +89,7 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
         if all_labeled(examples):
             targets = self.make_targets(examples, labels)
             features.targets = {
+                # Each window is an example with the label of its text, so long texts count more.
                 name: [values[index] for index in features.example_index]
                 for name, values in targets.items()
             }
@@ -213,7 +214,7 @@ class SequenceClassification(LogitsKind, TextPairKind):
             "labels": [label_to_id(str(e.label), e.id) for e in examples]
         }
         logits = [np.array(e.label_logits) for e in examples if e.label_logits is not None]
-        if len(logits) == len(examples):
+        if len(logits) == len(examples):  # otherwise the labels are learned
             targets["label_logits"] = logits
         return targets
 

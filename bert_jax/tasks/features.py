@@ -16,7 +16,7 @@ from bert_jax.tasks.demonstrations import DemonstrationPool, TrainingDemonstrati
 from bert_jax.tasks.registry import check_truncation, kind_of
 from bert_jax.text.tokenizer import Tokenizer
 
-_MIN_LENGTH = 4
+_MIN_LENGTH = 4  # the special tokens of a pair, and one token
 _MAX_CACHED_SPLITS = 16  # at least the tasks of one multi-task run
 
 
@@ -107,6 +107,7 @@ def _new_training_features(
     arguments = task, "train", tokenizer, max_length, window_overlap, truncation
     if prompt is None or prompt.demonstrations is None:
         return make_features(*arguments, prompt)
+    # Each epoch has other demonstrations, so they are appended when a batch is made.
     features = make_features(*arguments, dataclasses.replace(prompt, demonstrations=None))
     pool = _demonstration_pool(task, prompt, tokenizer, max_length)
     assert pool is not None

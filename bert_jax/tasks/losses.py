@@ -95,6 +95,7 @@ def weighted_cross_entropy(
     label_smoothing: float,
 ) -> WeightedMean:
     """Computes PyTorch's cross-entropy; smoothing weights each class with its own weight."""
+    # As in PyTorch, the class weights also weight the sum by which the loss is divided.
     label_weights = apply_class_weights(weights, labels, class_weights)
     loss = weighted_mean(cross_entropy(logits, labels), label_weights)
     if not label_smoothing:
@@ -105,7 +106,7 @@ def weighted_cross_entropy(
         -jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)) * per_class_weights, axis=-1)
         / num_classes
     )
-    uniform_total = weighted_mean(uniform_losses, weights).total
+    uniform_total = weighted_mean(uniform_losses, weights).total  # the divisor stays the same
     return WeightedMean(
         (1 - label_smoothing) * loss.total + label_smoothing * uniform_total, loss.weight
     )

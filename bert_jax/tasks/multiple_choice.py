@@ -82,6 +82,7 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
         options: FeatureOptions,
     ) -> Features:
         """Tokenizes each choice, after the prompt, as a pair with the context."""
+        # The choices of an example are a dimension of the batch.
         counts = {len(example.choices) for example in examples}
         if len(counts) > 1:
             raise UserError(

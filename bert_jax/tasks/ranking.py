@@ -110,6 +110,7 @@ class Ranking(Regression):
         A text is relevant if its label is at least 0.5, and predicted to be if its logit is above
         0. Without a relevant text, the average precision is 0.
         """
+        # It compares ranks, which logits have as scores do.
         spearman = regression_metrics(references, predictions)["spearman"]  # checks the inputs
         metrics = {name: metric(references, predictions) for name, metric in _METRICS.items()}
         return {**metrics, "spearman": spearman}

@@ -26,6 +26,7 @@ from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text.tokenizer import Tokenizer
 
+# Objects and not classes: a kind has no state, and messages list the names in this order.
 KINDS: tuple[AnyTaskKind, ...] = (
     SequenceClassification(),
     Regression(),
@@ -77,7 +78,7 @@ def make_head(task: Task, truncation: Truncation = HeadTruncation()) -> TaskHead
     """
     kind = kind_of(task)
     check_truncation(kind, truncation)
-    head: Any = kind.make_head(task.labels)
+    head: Any = kind.make_head(task.labels)  # has a window_encoder: `check_truncation` has passed
     if not isinstance(truncation, JointWindows):
         return head
     return dataclasses.replace(

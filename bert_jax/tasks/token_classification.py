@@ -179,6 +179,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         labels: Sequence[str],
     ) -> list[np.ndarray]:
         """Returns the logits of the words of each example, float32 [words, C]."""
+        # Exactly one window predicts each word, so nothing is averaged.
         logits = outputs["logits"]
         logits_by_example = [
             np.zeros((len(example.words), len(labels)), np.float32) for example in examples
@@ -195,6 +196,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         self, references: TagLists, predictions: TagLists, labels: Sequence[str]
     ) -> dict[str, float]:
         """Computes precision, recall and F1 of entities; see `entity_metrics`."""
+        # The metrics would count an unknown tag as a wrong entity, without an error.
         unknown = sorted({tag for sentence in references for tag in sentence} - set(labels))
         if unknown:
             raise UserError(

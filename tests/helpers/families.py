@@ -210,20 +210,28 @@ def _enlarge_relative_bias(model: Any) -> None:
                 module.relative_attention_bias.weight.mul_(20.0)
 
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 103,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 70,
-}
-_MEDIUM: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 512,
-}
+def _small(num_hidden_layers: int = 2, num_attention_heads: int = 3) -> dict[str, Any]:
+    return {
+        "vocab_size": 103,
+        "hidden_size": 48,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": num_attention_heads,
+        "intermediate_size": 70,
+    }
+
+
+def _medium(
+    hidden_size: int = 128, num_hidden_layers: int = 2, intermediate_size: int = 512
+) -> dict[str, Any]:
+    return {
+        "vocab_size": 300,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": 4,
+        "intermediate_size": intermediate_size,
+    }
+
+
 _ROBERTA_PREFIXES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 
 FAMILIES: dict[str, Family] = {
@@ -231,7 +239,7 @@ FAMILIES: dict[str, Family] = {
         prefix=lambda config: "Albert",
         # The layers of all groups differ.
         small=AlbertConfig(
-            **_SMALL | {"num_hidden_layers": 3},
+            **_small(num_hidden_layers=3),
             embedding_size=20,
             num_hidden_groups=2,
             inner_group_num=2,
@@ -239,7 +247,7 @@ FAMILIES: dict[str, Family] = {
         ),
         # Hugging Face maps the embeddings to the hidden size also if the sizes are equal.
         medium=AlbertConfig(
-            **_MEDIUM,
+            **_medium(),
             embedding_size=128,
             hidden_act=Gelu(),
             positions=LearnedPositions(max_position_embeddings=64),
@@ -251,12 +259,12 @@ FAMILIES: dict[str, Family] = {
     "bigbird": Family(
         prefix=lambda config: "BigBird",
         small=BigBirdConfig(
-            **_SMALL,
+            **_small(),
             positions=LearnedPositions(max_position_embeddings=128),
             attention=BlockSparseWhenLong(block_size=2),
         ),
         medium=BigBirdConfig(
-            **_SMALL,
+            **_small(),
             positions=LearnedPositions(max_position_embeddings=128),
             attention=FullAttention(),
         ),
@@ -268,13 +276,13 @@ FAMILIES: dict[str, Family] = {
     "deberta_v2": Family(
         prefix=lambda config: "DebertaV2",
         small=DebertaV2Config(
-            **_SMALL,
+            **_small(),
             positions=NoPositions(max_position_embeddings=40),
             position_buckets=8,
             max_relative_positions=40,
         ),
         medium=DebertaV2Config(
-            **_MEDIUM,
+            **_medium(),
             positions=NoPositions(max_position_embeddings=300),
             position_buckets=64,
             max_relative_positions=128,
@@ -289,9 +297,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "distilbert": Family(
         prefix=lambda config: "DistilBert",
-        small=DistilBertConfig(**_SMALL, positions=LearnedPositions(max_position_embeddings=40)),
+        small=DistilBertConfig(**_small(), positions=LearnedPositions(max_position_embeddings=40)),
         medium=DistilBertConfig(
-            **_MEDIUM,
+            **_medium(),
             positions=LearnedPositions(max_position_embeddings=64),
             hidden_act=Relu(),
             hidden_dropout_prob=0.2,
@@ -303,12 +311,12 @@ FAMILIES: dict[str, Family] = {
     "electra": Family(
         prefix=lambda config: "Electra",
         small=ElectraConfig(
-            **_SMALL,
+            **_small(),
             embedding_size=20,
             positions=LearnedPositions(max_position_embeddings=40),
         ),
         medium=ElectraConfig(
-            **_MEDIUM,
+            **_medium(),
             embedding_size=128,
             positions=LearnedPositions(max_position_embeddings=64),
             hidden_act=GeluTanh(),  # not that of the masked-LM head, nor of the classifiers
@@ -319,12 +327,12 @@ FAMILIES: dict[str, Family] = {
     "eurobert": Family(
         prefix=lambda config: "EuroBert",
         small=EuroBertConfig(
-            **_SMALL | {"num_hidden_layers": 3, "num_attention_heads": 4},
+            **_small(num_hidden_layers=3, num_attention_heads=4),
             num_key_value_heads=2,
             positions=NoPositions(max_position_embeddings=40),
         ),
         medium=EuroBertConfig(
-            **_MEDIUM | {"num_hidden_layers": 4, "intermediate_size": 192},
+            **_medium(num_hidden_layers=4, intermediate_size=192),
             num_key_value_heads=4,
             hidden_act=Gelu(),
             positions=NoPositions(max_position_embeddings=200),
@@ -339,12 +347,12 @@ FAMILIES: dict[str, Family] = {
     "longformer": Family(
         prefix=lambda config: "Longformer",
         small=LongformerConfig(
-            **_SMALL,
+            **_small(),
             positions=PaddingOffsetPositions(max_position_embeddings=42),
             attention_window=(4, 8),
         ),
         medium=LongformerConfig(
-            **_MEDIUM | {"hidden_size": 64, "intermediate_size": 96},
+            **_medium(hidden_size=64, intermediate_size=96),
             positions=PaddingOffsetPositions(max_position_embeddings=514),
             attention_window=(16, 16),
             max_global_tokens=20,
@@ -358,12 +366,12 @@ FAMILIES: dict[str, Family] = {
     "modernbert": Family(
         prefix=lambda config: "ModernBert",
         small=ModernBertConfig(
-            **_SMALL | {"num_hidden_layers": 4},
+            **_small(num_hidden_layers=4),
             positions=NoPositions(max_position_embeddings=64),
             local_attention=8,
         ),
         medium=ModernBertConfig(
-            **_MEDIUM | {"num_hidden_layers": 4, "intermediate_size": 192},
+            **_medium(num_hidden_layers=4, intermediate_size=192),
             positions=NoPositions(max_position_embeddings=300),
             layer_types=(
                 "sliding_attention",
@@ -383,9 +391,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "mpnet": Family(
         prefix=lambda config: "MPNet",
-        small=MPNetConfig(**_SMALL, positions=PaddingOffsetPositions(max_position_embeddings=42)),
+        small=MPNetConfig(**_small(), positions=PaddingOffsetPositions(max_position_embeddings=42)),
         medium=MPNetConfig(
-            **_MEDIUM,
+            **_medium(),
             positions=PaddingOffsetPositions(max_position_embeddings=302),
             hidden_act=GeluTanh(),
             hidden_dropout_prob=0.2,
@@ -399,9 +407,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "roberta": Family(
         prefix=lambda config: _ROBERTA_PREFIXES[config.model_type],
-        small=RobertaConfig(**_SMALL, positions=PaddingOffsetPositions(max_position_embeddings=42)),
+        small=RobertaConfig(
+            **_small(), positions=PaddingOffsetPositions(max_position_embeddings=42)
+        ),
         medium=RobertaConfig(
-            **_MEDIUM, positions=PaddingOffsetPositions(max_position_embeddings=66)
+            **_medium(), positions=PaddingOffsetPositions(max_position_embeddings=66)
         ),
         fields=lambda config: {**bert_fields(config), "type_vocab_size": config.type_vocab_size},
         parts={"Model": ("pooler",), "ForMaskedLM": MASKED_LM},

@@ -72,6 +72,7 @@ def train_torch(
       clipping, float64 [steps].
     """
     adam: Any = train.optimizer
+    schedule: Any = train.schedule
     model.train()
     named = list(model.named_parameters())
     plain = [p for n, p in named if n.endswith("bias") or "norm" in n.lower()]
@@ -87,7 +88,7 @@ def train_torch(
     rows, norms = [], []
     for update, batch in enumerate(batches, start=1):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(train.schedule.peak_learning_rate, update)
+            group["lr"] = learning_rate(schedule.peak_learning_rate, update)
         optimizer.zero_grad()
         losses = compute_losses(batch)
         losses[0].backward()

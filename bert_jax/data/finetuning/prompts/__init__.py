@@ -1,1 +1,0 @@
-"""Defines prompts for classification, reads them from files, and lists published ones."""
