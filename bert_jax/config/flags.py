@@ -68,7 +68,9 @@ def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
         settings = {**_settings_of_type(field, hints[field.name]), **field.metadata["settings"]}
         if settings["metavar"] is None or settings.get("action") == "store_true":
             settings.pop("metavar")
-        settings["help"] += _default_text(field, settings["help"])
+        # argparse formats help with %, so that a percent sign is written twice.
+        help_text = settings["help"] + _default_text(field, settings["help"])
+        settings["help"] = help_text.replace("%", "%%")
         is_positional = field.metadata.get("positional", False)
         if not is_positional:
             settings["required"] = field.default is REQUIRED
@@ -104,10 +106,11 @@ def _settings_of_type(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, A
 
 def _default_text(field: "dataclasses.Field[Any]", help_text: str) -> str:
     value = field.default
-    if value in (None, False, "", (), REQUIRED) or "(default" in help_text:
+    is_shown = not (value is None or value is False or value is REQUIRED or value in ("", ()))
+    if not is_shown or "(default" in help_text:
         return ""
     shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f" (default: {shown})".replace("%", "%%")
+    return f" (default: {shown})"
 
 
 def flag_name(field: str) -> str:

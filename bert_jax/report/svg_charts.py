@@ -13,7 +13,7 @@ T = TypeVar("T")
 Points = Sequence[tuple[float, float]]
 
 # Most color-blind readers can distinguish these, too (after Okabe and Ito 2008). For pictures that
-# stand alone; in a page, the CSS classes c0, c1, ... of style.py set the colors.
+# stand alone; in a page, the CSS classes c0, c1, ... of html.py set the colors.
 COLORS = ("#0072b2", "#d55e00", "#00805f", "#a6478a", "#806000", "#4d4d4d")
 WIDTH, HEIGHT = 380, 232
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 20, 34
