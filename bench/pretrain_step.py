@@ -16,7 +16,7 @@ same model sizes, batches, and masked positions for all implementations:
                  in bert_jax
 
 bfloat16 is torch.autocast in PyTorch and ComputeConfig(dtype="bfloat16") in bert_jax; both have
-float32 parameters. The other families are those of `pretrain_step_families.py`, with the same
+float32 parameters. The other families are as in `pretrain_step_families.py`, with the same
 batches, without plain-jax and hf-compile. Each implementation runs in its own process. They take
 turns, so that load on the machine affects all of them. If they are pinned to one core (`taskset`),
 their seconds are CPU seconds. It needs `make install-parity`.

@@ -2,7 +2,7 @@
 
 Each dim is a letter: B batch, L length, P predictions per sequence, T length of the decoder,
 C classes, D width, A choices, windows of a text, or texts to embed. A batch is a dict from field
-name to array with exactly the fields of its objective. Names are those of BERT's release and
+name to array with exactly the fields of its objective. Names are as in BERT's release and
 Hugging Face. `packing_ids` are what seqio calls segment ids.
 """
 

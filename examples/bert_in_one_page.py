@@ -29,7 +29,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Configures the model; the default values are those of BERT-base."""
+    """Configures the model; the default values are as in BERT-base."""
 
     vocab_size: int = 30522
     hidden_size: int = 768

@@ -133,17 +133,16 @@ class Arguments(RunArguments):
         "MODEL", "model whose vectors are learned, for the losses mse and margin-mse"
     )
     pooling: PoolingMode | None = _loss_flag(
-        "", "how hidden states of a text become one vector (default: that of the model, or mean)"
+        "", "how hidden states of a text become one vector (default: as in the model, or mean)"
     )
     epochs: float | None = flag("N", "training epochs (default: 1)")
     batch_size: int | None = flag("N", "examples of a batch (default: 64)")
     chunk_size: int | None = flag(
         "N",
-        "examples encoded at once, to save memory; the loss is that of the whole batch "
-        "(default: all)",
+        "examples encoded at once, to save memory; the loss covers the whole batch (default: all)",
     )
     learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
-    max_length: int | None = flag("TOKENS", "length of a text (default: that of the model, or 128)")
+    max_length: int | None = flag("TOKENS", "length of a text (default: as in the model, or 128)")
     eval_every: int | None = flag("N", "updates between evaluations (default: a tenth of the run)")
     seed: int | None = flag("N", "random seed (default: 0)")
     set: tuple[str, ...] = flag(

@@ -136,7 +136,7 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
     batch_size: int | None = _training("N", "sequences of a batch (default: 32)")
     learning_rate: float | None = _training(
         "RATE",
-        "peak learning rate (default: 5e-5, or that of --method; text2text: 1e-3, or "
+        "peak learning rate (default: 5e-5, or the rate of --method; text2text: 1e-3, or "
         "3e-5 with --arg adafactor=false)",
     )
     max_length: int | None = _training(

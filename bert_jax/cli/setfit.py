@@ -41,12 +41,12 @@ class Arguments(TaskArguments):
     num_iterations: int | None = flag(
         "N",
         "N pairs of the same class and N pairs of different classes for each text (default: all "
-        "pairs, those of the rarer kind repeated)",
+        "pairs, the rarer kind repeated)",
     )
     epochs: float | None = flag("N", "epochs over the pairs (default: 1)")
     batch_size: int | None = flag("N", "pairs of a batch (default: 16)")
     learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
-    max_length: int | None = flag("TOKENS", "length of a text (default: that of the model, or 128)")
+    max_length: int | None = flag("TOKENS", "length of a text (default: as in the model, or 128)")
     seed: int | None = flag("N", "random seed (default: 0)")
 
 

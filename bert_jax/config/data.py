@@ -402,7 +402,7 @@ class FineTuningData:
     """Configures fine-tuning data: the labeled examples of one task (`bert_jax/data/finetuning`).
 
     A batch contains examples of similar length. `bucket_lengths` are the sequence lengths that
-    batches may have below that of the phase. Each one costs a compilation and saves padding.
+    batches may have below the phase's. Each one costs a compilation and saves padding.
     `truncation` is for classification, regression and ranking; words to tag and contexts of
     questions are always read in windows. With `prompt`, the objective's head has `LabelTokens`.
     """
@@ -448,7 +448,7 @@ class MultiTaskData:
     """Configures multi-task data: batches that mix the examples of several tasks.
 
     An epoch has as many sequences as all tasks together; with `ProportionalMixing` it contains
-    every sequence once. The other fields are those of `FineTuningData`.
+    every sequence once. The other fields are as in `FineTuningData`.
     """
 
     tasks: tuple[NamedTask, ...]

@@ -107,10 +107,10 @@ class PretrainingDistillation:
 class TaskDistillation:
     """Configures task-specific distillation from a teacher that was fine-tuned on the same task.
 
-    The loss is `hard_weight` times that of the labels plus `soft_weight` times that of the
+    The loss is `hard_weight` times the loss of the labels plus `soft_weight` times that of the
     teacher's predictions: for classes, answer spans and choices the KL divergence at `temperature`,
     times its square (Hinton et al. 2015, section 2); for a regression, the squared difference. The
-    defaults are those of DistilBERT's distillation on SQuAD (Sanh et al. 2019, section 4.1).
+    defaults are as in DistilBERT's distillation on SQuAD (Sanh et al. 2019, section 4.1).
     """
 
     teacher: Teacher

@@ -133,7 +133,7 @@ class Columns:
             )
 
 
-# Random generator and order are those of LM-BFF's script. The test split is the dev split of the
+# Random generator and order are as in LM-BFF's script. The test split is the dev split of the
 # task.
 @dataclass(frozen=True, kw_only=True)
 class FewShot:
@@ -153,7 +153,7 @@ class FewShot:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFile:
-    """Configures a classification task with other training examples, those of a JSON lines file.
+    """Configures a classification task with other training examples, from a JSON lines file.
 
     A line has "id", "text", "text_pair" unless the task reads single texts, and "label" or
     "logits", one for each class of the task: soft labels (see `read_training_file`).

@@ -121,7 +121,7 @@ class SharedEmbeddings:
 class GradientDisentangledEmbeddings:
     """Adds a trained difference to the generator's embeddings, as in DeBERTa-v3 (GDES).
 
-    The discriminator's table of words is stop_gradient(that of the generator) + difference, and so
+    The discriminator's table of words is stop_gradient(the generator's) + difference, and so
     is its table of positions, if the family has one (He et al. 2023, section 3.3). The differences
     start at 0. The generator's tables are trained by its own loss only.
     """
@@ -181,7 +181,7 @@ class ReplacedTokens:
                 tables = ("word_embedding_size", "positions", "type_vocab_size", "layer_norm_eps")
                 return dict.fromkeys(("vocab_size", *tables), "both use the same embeddings")
             case GradientDisentangledEmbeddings():
-                reason = "the discriminator's embeddings are those of the generator plus a change"
+                reason = "the discriminator's embeddings are the generator's plus a change"
                 return fields | dict.fromkeys(("word_embedding_size", "positions"), reason)
             case None:
                 return fields

@@ -2,7 +2,7 @@
 
 Creating a config opens no file; `read_text_groups` does.
 
-Names and defaults are those of sentence-transformers. Imports no jax.
+Names and defaults are as in sentence-transformers. Imports no jax.
 """
 
 import math
@@ -148,7 +148,7 @@ class SentenceEmbeddingData:
       train: the groups of texts; the objective's loss determines what they need.
       dev: pairs with scores, whose rank correlation with cosines is computed; None: no evaluation.
       tokenizer: a file or folder that `load_tokenizer` opens.
-      bucket_lengths: the sequence lengths that batches may have below that of the phase. Each one
+      bucket_lengths: the sequence lengths that batches may have below the phase's. Each one
         costs a compilation and saves padding.
     """
 
@@ -290,7 +290,7 @@ class SupervisedSimCSE:
 
 @dataclass(frozen=True, kw_only=True)
 class MSELoss:
-    """Fits the vectors of single texts to those of a teacher, by the mean squared error.
+    """Fits the vectors of single texts to a teacher's vectors, by the mean squared error.
 
     Attributes:
       teacher: a model whose vectors have the same size; it is read when the run starts or resumes.

@@ -84,7 +84,7 @@ class FullTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class AllBiases:
-    """Selects all biases of the encoder, those of its LayerNorms included."""
+    """Selects all biases of the encoder, also in its LayerNorms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class TuningConfig:
     Attributes:
       method: which parameters of the encoder are trained, or which new ones.
       frozen: path patterns of parameters that do not change, for example "encoder/embeddings/**".
-      layerwise_lr_decay: learning rate of each depth divided by that of the depth above it.
+      layerwise_lr_decay: learning rate of each depth divided by the rate of the depth above it.
       head_lr_multiplier: multiplies the learning rate of the head.
       unfreeze_every: steps after which the next depth starts to train, from the top; 0: all depths
         train from the first step.
@@ -170,7 +170,7 @@ class TuningConfig:
 
     @property
     def trains_part_of_encoder(self) -> bool:
-        """Returns whether a checkpoint leaves out frozen parameters, which are those of a base."""
+        """Returns whether a checkpoint leaves out frozen parameters, which a base has."""
         return not isinstance(self.method, FullTuning)
 
     def _check_method(self) -> None:

@@ -3,7 +3,7 @@
 stsb sentence1: The rhino grazed. sentence2: A rhino is grazing.   ->   3.8
     question: Who fell? context: The Roman Empire fell.                ->   The Roman Empire
 
-The rules are those of `glue`, `stsb` and `squad` in T5's `t5/data/preprocessors.py`. Any output
+The rules are as in `glue`, `stsb` and `squad` in T5's `t5/data/preprocessors.py`. Any output
 that is not exactly a label counts as wrong.
 
 A seed and a position determine the order of the examples.

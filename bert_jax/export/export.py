@@ -199,7 +199,7 @@ def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str
     """Makes a batch [2, L] of a padded text pair and random ids.
 
     L is the longest length of the model, but at most 512: the memory of attention to all of 8,192
-    tokens would exceed that of many machines.
+    tokens would exceed the memory of many machines.
 
     Without a tokenizer both sequences are random ids.
     """

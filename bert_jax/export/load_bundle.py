@@ -85,7 +85,7 @@ class Bundle:
           prompt: is put before each text; None for the default prompt of the model, if it has one.
 
         Texts that are too long are truncated. An output for each token is padded to the longest
-        text, and begins with that of the first special token.
+        text, and begins with the first special token's.
 
         Raises:
           BundleError: the bundle has no tokenizer, or reads several texts for each example.

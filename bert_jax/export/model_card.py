@@ -86,7 +86,7 @@ def model_card(
 
     Args:
       model: the exported model.
-      name: the name of the export, which is that of its folder.
+      name: the name of the export, which is its folder's name.
       difference: the largest difference between the outputs of the model and of its export; for
         an adapter, between their parameters.
       adapter: facts of an adapter folder; None for the export of a whole model.

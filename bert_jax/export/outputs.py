@@ -1,6 +1,6 @@
 """Names the inputs and outputs of a model that is shipped without this package, and computes them.
 
-ONNX files and bundles have these names, which are those of Hugging Face's classes and of optimum:
+ONNX files and bundles have these names, which are as in Hugging Face's classes and in optimum:
 
     input_ids, attention_mask, token_type_ids      [B, L], or [B, A, L] for multiple choice
     last_hidden_state  [B, L, D]                   an encoder

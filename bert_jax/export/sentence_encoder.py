@@ -83,7 +83,7 @@ bert-jax predict {name} "A sentence."
 def with_choices(
     sentence: SentenceModel, pooling: PoolingMode | None, normalize: bool | None
 ) -> SentenceModel:
-    """Returns a sentence encoder with another pooling or normalization; None is that of the model.
+    """Returns a sentence encoder with another pooling or normalization; None: as in the model.
 
     Raises:
       ConfigError: a dense layer or the logistic regression of SetFit does not fit the new vectors.

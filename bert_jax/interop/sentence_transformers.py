@@ -319,7 +319,7 @@ def read_sentence_head(
 
     Args:
       hidden_size: D of the encoder.
-      tokenizer: that of the folder, if it has one.
+      tokenizer: the tokenizer of the folder, if it has one.
 
     Raises:
       UserError: a file is damaged, a module is not supported, the model is sparse or multi-vector,
@@ -458,7 +458,7 @@ def _read_if_there(file: Path) -> dict[str, Any]:
 def write_sentence_head(
     folder: Path, head: SentenceHead, hidden_size: int, max_length: int
 ) -> None:
-    """Writes all files but those of the encoder and the tokenizer into an existing folder.
+    """Writes all files but the encoder's and the tokenizer's into an existing folder.
 
     Args:
       hidden_size: D of the encoder.

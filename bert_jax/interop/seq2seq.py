@@ -1,6 +1,6 @@
 """Reads and writes folders of encoder-decoders in Hugging Face's format.
 
-The files are those of `interop/huggingface.py`, and generation_config.json, which `generate` of
+The files are as in `interop/huggingface.py`, and generation_config.json, which `generate` of
 Hugging Face reads. The names of tensors are in models/<family>/huggingface.py.
 """
 

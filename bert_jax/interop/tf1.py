@@ -1,6 +1,6 @@
 """Reads checkpoints of Google's BERT, ALBERT and ELECTRA (TensorFlow 1 variables).
 
-bert_config.json     the architecture of BERT; that of ELECTRA follows from its variables
+bert_config.json     the architecture of BERT; ELECTRA's follows from its variables
 albert_config.json   the architecture of ALBERT, whose files are model.ckpt-best.* and *.model
 bert_model.ckpt.index, bert_model.ckpt.data-00000-of-00001
 vocab.txt

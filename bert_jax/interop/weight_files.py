@@ -6,7 +6,7 @@ model.safetensors.index.json    the shard of each tensor, as {"weight_map": {ten
 pytorch_model.bin               all tensors as a pickle, in old folders
 pytorch_model.bin.index.json    the same index for pickles
 
-The first of these files that exists is read, in this order, which is that of `from_pretrained`.
+The first of these files that exists is read, in this order, which is as in `from_pretrained`.
 """
 
 import os

@@ -36,7 +36,7 @@ def set_up_logging(package: str = "bert_jax", *, with_time: bool = False) -> Non
     """Shows the log messages of a package from level INFO on stderr, one line each.
 
     Args:
-      package: the name of the logger, which is that of the package.
+      package: the name of the logger, which is the package's.
       with_time: whether each line starts with the local time, for commands that run for hours.
     """
     package_logger = logging.getLogger(package)

@@ -38,7 +38,7 @@ from bert_jax.models.layers.config import (
 class TransformerConfig:
     """Configures a Transformer encoder; the config of each family extends it.
 
-    Field names are Hugging Face's, default values those of BERT-base. The layers read this class,
+    Field names are Hugging Face's, default values BERT-base's. The layers read this class,
     so that every family can use them. A family sets its own default values and adds its own fields.
 
     Attributes:
@@ -130,7 +130,7 @@ class TransformerConfig:
     def encoder_flops(self, seq_length: int) -> float:
         """Returns the forward FLOPs for one token: 2 for each multiply-add, matrix products only.
 
-        Those of the layers, and the projection E x D of factorized embeddings.
+        The layers' parameters, and the projection E x D of factorized embeddings.
         """
         width, embedding_width = self.hidden_size, self.word_embedding_size
         projection = 0 if embedding_width == width else 2 * embedding_width * width
@@ -139,7 +139,7 @@ class TransformerConfig:
     def layers_flops(self, seq_length: int) -> float:
         """Returns the forward FLOPs of all layers for one token.
 
-        Those of the kernels, and for attention 2 D each for the score and the context of every key
+        The kernels' FLOPs, and for attention 2 D each for the score and the context of every key
         (Chowdhery et al. 2022, appendix B, without the causal half).
         """
         kernels = 2 * self.num_applied_layers * self.kernel_params_per_layer
@@ -149,7 +149,7 @@ class TransformerConfig:
     def kernel_params_per_layer(self) -> int:
         """Returns the number of parameters of the kernels by which a layer multiplies each token.
 
-        The projections of queries and outputs, D x D, those of keys and values, and the D x F
+        The projections of queries and outputs, D x D, of keys and values, and the D x F
         kernels, without biases and norms.
         """
         width = self.hidden_size
@@ -174,7 +174,7 @@ class TransformerConfig:
 
     @property
     def masked_lm_activation(self) -> Activation:
-        """Returns the activation of the masked-LM head: that of the feed-forward layers."""
+        """Returns the activation of the masked-LM head: as in the feed-forward layers."""
         return self.hidden_act
 
     @property

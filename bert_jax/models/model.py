@@ -187,7 +187,7 @@ class EncoderWithHeads(nnx.Module):
     ) -> EncoderOutput:
         """Runs the encoder on a batch; choices [B, A, L] are encoded as [B x A, L].
 
-        The other arguments are those of `Encoder.__call__`.
+        The other arguments are as for `Encoder.__call__`.
         """
         inputs = encoder_inputs(batch)
         if self.global_tokens is not None:
@@ -259,7 +259,7 @@ class EncoderWithHeads(nnx.Module):
 
         `attention_mask` is int32 [B, L], 1 = real token. A head that `reads_one_vector` accepts the
         result of `sequence_vectors` as well. `window_mask` is int32 [B, A], 1 = a window, for a
-        head with a `WindowEncoder`, whose hidden states are those of all windows, [B x A, L, D].
+        head with a `WindowEncoder`, whose hidden states cover all windows, [B x A, L, D].
         `input_ids` is int32 [B, L], for a head with `LabelTokens`, which reads the mask only.
         """
         head = self.task_head

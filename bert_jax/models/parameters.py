@@ -39,7 +39,7 @@ def validate_params(
     source: str,
     task_head: TaskHead | None = None,
 ) -> None:
-    """Raises unless parameters by path are those of the model: complete, with the right shapes.
+    """Raises unless parameters by path fit the model: complete, with the right shapes.
 
     The encoder and the task head are required; the heads of pretraining are optional.
 
@@ -60,7 +60,7 @@ def validate_params(
 def check_same_shapes(
     flat_params: Mapping[str, Any], expected: Mapping[str, Any], source: str
 ) -> None:
-    """Raises a UserError if parameters have other paths or shapes than those of a config.
+    """Raises a UserError if parameters have other paths or shapes than a config asks for.
 
     Args:
       expected: arrays or shapes by path.

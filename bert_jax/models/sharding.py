@@ -47,7 +47,7 @@ _POOLER_AND_TASK_HEADS: list[tuple[str, LogicalAxes]] = [
 _WINDOW_ENCODER: list[tuple[str, LogicalAxes]] = [
     (f"{WINDOW_ENCODER}/position_embeddings/embedding", (None, "embed")),
     (f"{WINDOW_ENCODER}/norm/*", (None,)),
-    # Its layers are those of BERT, whatever the family of the encoder.
+    # Its layers are as in BERT, whatever the family of the encoder.
     *((f"{WINDOW_ENCODER}/{name}", axes) for name, axes in BERT_AXES if name.startswith("layers/")),
 ]
 _HEADS: list[tuple[str, LogicalAxes]] = [
@@ -101,7 +101,7 @@ _PREFIX_ENCODER: list[tuple[str, LogicalAxes]] = [
 def parameter_axes() -> PathTable[LogicalAxes]:
     """Returns the table of logical axes over the parameters of all families and their heads.
 
-    Paths of encoder-decoders begin at the root of the network, those of encoders at "encoder/".
+    Paths of encoder-decoders begin at the root of the network, paths of encoders at "encoder/".
     """
     rows: dict[tuple[str, LogicalAxes], None] = {}  # families may share rows; keeps the order
     for family in FAMILIES.values():

@@ -9,7 +9,7 @@ from bert_jax.params.functional import Params
 
 
 class LossOutput(NamedTuple):
-    """Holds the loss of a microbatch, to be added to those of the batch's other microbatches.
+    """Holds the loss of a microbatch, to be added to the losses of the batch's other microbatches.
 
     Attributes:
       loss: float32 scalar. The losses of all microbatches add up to the loss of the batch exactly,

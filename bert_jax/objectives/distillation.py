@@ -1,6 +1,6 @@
 """Adds a frozen teacher to the pretraining and fine-tuning objectives (knowledge distillation).
 
-The parameters are those of the student, as without a teacher, and `"teacher"`: the parameters of
+The parameters are the student's, as without a teacher, and `"teacher"`: the parameters of
 the teacher. These are sharded by the same tables, frozen by `train.tuning.frozen`, and saved in
 checkpoints, so that a resumed run has exactly the same teacher whatever happened to its folder.
 Evaluation by tasks, prediction and export use the student only.
@@ -59,7 +59,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
         return {**super().abstract(), TEACHER: self.teacher.abstract()}
 
     def init(self, key: jax.Array) -> Params:
-        """Returns random parameters, float32; those of the teacher are replaced before training."""
+        """Returns random parameters, float32; the teacher's are replaced before training."""
         return {**super().init(key), TEACHER: self.teacher.init(key)}
 
     def batch_fields(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
         return tuple(dict.fromkeys(fields))
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns those of the hard losses, and the numbers of tokens that are compared."""
+        """Returns the divisors of the hard losses, and the numbers of tokens that are compared."""
         return super().loss_denominators(batch) | {
             "soft": jnp.maximum(jnp.sum(self._soft_weights(batch)), 1.0),
             "cosine": jnp.maximum(jnp.sum(_token_weights(batch)), 1.0),
@@ -146,7 +146,7 @@ class TaskDistillationObjective(FineTuningObjective):
         return {**super().abstract(), TEACHER: self.teacher.abstract()}
 
     def init(self, key: jax.Array) -> Params:
-        """Returns random parameters, float32; those of the teacher are replaced before training."""
+        """Returns random parameters, float32; the teacher's are replaced before training."""
         return {**super().init(key), TEACHER: self.teacher.init(key)}
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:

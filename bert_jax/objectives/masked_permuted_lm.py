@@ -1,9 +1,9 @@
 """Computes MPNet's loss: masked and permuted language modeling (Song et al. 2020, section 2.3).
 
-The batches are those of masked LM. The predictions of a sequence have a random order: that of
-their `sampling_seeds`, so that it is a function of (seed, epoch, example, position) like the masks.
-Each prediction depends on the text that is not predicted, on the predicted tokens before it in that
-order, and on the positions of all others; see `models/mpnet/model.py`.
+The batches are the batches of masked LM. The predictions of a sequence have a random order: the
+order of their `sampling_seeds`, so that it is a function of (seed, epoch, example, position) like
+the masks. Each prediction depends on the text that is not predicted, on the predicted tokens before
+it in that order, and on the positions of all others; see `models/mpnet/model.py`.
 """
 
 import jax

@@ -40,7 +40,7 @@ class LossTerm(NamedTuple):
 
     Attributes:
       heads: the heads of the model that it uses.
-      batch_fields: the fields that it reads besides those of the encoder.
+      batch_fields: the fields that it reads besides the encoder's fields.
       denominator: maps the whole batch to the divisor of the sum, a float32 scalar.
       compute: maps model, last hidden states [B, L, D], batch and config to the loss, of which
         `total` is the sum to divide, and the metrics.
@@ -58,7 +58,7 @@ class PretrainingObjective:
     """Implements the `Objective` of a `Pretraining` config.
 
     Attributes:
-      network: the encoder with the pretraining heads of its family and those of the losses.
+      network: the encoder with the pretraining heads of its family and of the losses.
       terms: the losses whose weight is not 0, by name.
     """
 

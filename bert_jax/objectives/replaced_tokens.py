@@ -8,7 +8,7 @@ original one. No gradient passes through the sampling.
 The parameters of the discriminator are at the root, so that it is a model like any other, and those
 of the generator under "generator". Where their embeddings are depends on `embedding_sharing`:
 
-- `SharedEmbeddings`: the generator has none. It uses those of the discriminator: the word, position
+- `SharedEmbeddings`: the generator has none. It uses the discriminator's: the word, position
   and token-type tables and their LayerNorm, as in ELECTRA's code (`run_pretraining.py`,
   `untied_generator_embeddings` False).
 - `GradientDisentangledEmbeddings`: the word and position tables are stored once, in the generator.

@@ -183,7 +183,7 @@ def loss_of_vectors(
         return _single_loss(loss, vectors_BAE, batch, classifier)
     total, metrics = jnp.float32(0.0), {}
     weights = loss.weights or (1.0,) * len(loss.dims)
-    # Ascending, so that the metrics are those of the largest size.
+    # Ascending, so that the metrics describe the largest size.
     for dim, weight in sorted(zip(loss.dims, weights, strict=True)):
         shortened = truncate(vectors_BAE, dim)
         cut_batch, cut_classifier = _cut_targets(batch, classifier, dim)

@@ -26,7 +26,7 @@ GENERATOR, TEACHER = "generator", "teacher"
 AUXILIARY_NETWORKS = (GENERATOR, TEACHER)
 """Names under which a run has a second network, which is not part of the model that it makes.
 
-The parameters of the model are at the root; those of the second network are in one subtree.
+The parameters of the model are at the root; the second network's are in one subtree.
 """
 
 

@@ -37,7 +37,7 @@ class TextAttention(NamedTuple):
 class AttentionExtractor:
     """Extracts attention weights: `AttentionExtractor(load_model("exported"))("A text.")`.
 
-    Those of 512 tokens in 12 layers with 12 heads take 151 MB.
+    The weights of 512 tokens in 12 layers with 12 heads take 151 MB.
 
     The weights equal those of Hugging Face's `output_attentions`, before dropout. For families with
     local attention they are the complete matrix, with 0 for tokens that are not attended to.

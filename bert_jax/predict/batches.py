@@ -81,7 +81,7 @@ def padded_batches(
 
     Lengths are padded to 16, 32, 64, ..., at most `max_length`. From `_MANY_TOKENS` tokens on,
     lengths over 64 are padded to eighths of the next power of two: 80, 96, 112, 128, 160, ... Each
-    shard has 1, 2, 4, ... rows, or those of a full batch.
+    shard has 1, 2, 4, ... rows, or as many as a full batch.
 
     Args:
       sequences: token ids of each text with special tokens, at most `max_length` each.

@@ -151,8 +151,8 @@ class Embedder:
             and negative numbers count from the end. The vectors of several layers are
             concatenated, as in Devlin et al. 2019, section 5.3; the modules of the model after the
             pooling and its `truncate_dim` are not applied. None is the last layer with these.
-          normalize: whether vectors have length 1; None is that of the model.
-          dimensions: the number of leading components that are kept; None is that of the model. As
+          normalize: whether vectors have length 1; None: as in the model.
+          dimensions: the number of leading components that are kept; None: as in the model. As
             in sentence-transformers, the rest is normalized again only if `normalize` is true.
 
         Raises:
@@ -212,8 +212,8 @@ class Embedder:
     ) -> Embedding | list[Embedding]:
         """Returns the embedding of one text, or a list with the embedding of each text of a list.
 
-        Texts longer than `max_length` are truncated. The embedding of an empty text is that of
-        [CLS] and [SEP] alone, as in sentence-transformers.
+        Texts longer than `max_length` are truncated. An empty text has the embedding of [CLS]
+        and [SEP] alone, as in sentence-transformers.
 
         Args:
           prompt_name: the name of one of the model's prompts, which is put before each text; None
@@ -313,7 +313,7 @@ def _chosen_config(
     layers: Sequence[int] | None,
     normalize: bool | None,
 ) -> SentenceEncoderConfig:
-    """Returns a config with the choices of a user; None is that of the model."""
+    """Returns a config with the choices of a user; None: as in the model."""
     modules = config.modules if layers is None else ()
     truncate_dim = config.truncate_dim if layers is None else None
     while normalize is False and modules and isinstance(modules[-1], Normalize):
@@ -336,7 +336,7 @@ def _embed(
     layers: tuple[int, ...] | None,
     normalize_last: bool,
 ) -> jax.Array:
-    # Cut here instead, because the vectors of several layers are longer than those of the head.
+    # Cut here instead, because the vectors of several layers are longer than the head's.
     head_config = dataclasses.replace(config, truncate_dim=None)
     network = build_sentence_encoder(encoder_config, head_config).merge(params)
     if layers is None:

@@ -34,7 +34,7 @@ def evaluate_embeddings(embed: Embedder, task: Task, split: str = "dev") -> Embe
     """Evaluates vectors on a split of a task, whose form decides how.
 
     sts                   pairs with scores: correlation of the similarity with the score
-    pair_classification   pairs with two labels, of which the second is that of equal pairs
+    pair_classification   pairs with two labels, of which the second means equal pairs
     classification        single texts: logistic regression, trained on the vectors of "train"
 
     Raises:

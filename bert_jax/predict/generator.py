@@ -261,7 +261,7 @@ class _Beams(NamedTuple):
     cache: Cache
 
 
-# Scores, candidates and stopping rules are those of Hugging Face's `_beam_search`, with which token
+# Scores, candidates and stopping rules are as in Hugging Face's `_beam_search`, with which token
 # ids are compared. Its random numbers are not reproduced.
 def _beam_search(
     model: EncoderDecoder,

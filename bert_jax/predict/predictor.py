@@ -135,8 +135,8 @@ class Predictor:
           multiple choice        "choice", "probabilities": [probability, ...]
 
         "start" and "end" of answers, and of entities of a text, count characters, "end" excluded;
-        those of entities of words count words. "No answer" is "", from -1 to -1. The values for an
-        empty text are None, or empty lists of tags and entities.
+        positions of entities of words count words. "No answer" is "", from -1 to -1. The values for
+        an empty text are None, or empty lists of tags and entities.
 
         Args:
           inputs: a text, a tuple of texts (a pair, a question and its context, a context and its

@@ -110,7 +110,7 @@ class PromptClassifier:
         )
 
     def calibrated_logits(self, examples: Sequence[TextExample]) -> np.ndarray:
-        """Computes log probabilities minus those of inputs without content, float64 [examples, C].
+        """Computes log probabilities, less those for inputs without content, float64 [examples, C].
 
         Contextual calibration (Zhao et al. 2021): the probabilities are divided by the mean ones
         of `CONTENT_FREE_TEXTS` in the template, so such an input gets equal scores. Their softmax

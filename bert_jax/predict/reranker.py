@@ -38,7 +38,7 @@ class Reranker:
     """
 
     def __init__(self, model: LoadedModel, *, max_length: int | None = None, batch_size: int = 32):
-        """Copies the model to the device; the arguments are those of `Predictor`.
+        """Copies the model to the device; the arguments are as for `Predictor`.
 
         Raises:
           UserError: the model has no head with one output for a pair of texts.

@@ -7,7 +7,7 @@ A folder has the format of the model2vec library:
     tokenizer.json       without special tokens in its template
     config.json          "model_type": "model2vec", "normalize", "max_length"
 
-Results are those of `model2vec.StaticModel.encode`. Nothing here needs an accelerator.
+Results are as in `model2vec.StaticModel.encode`. Nothing here needs an accelerator.
 """
 
 import json

@@ -218,7 +218,7 @@ class TaskProcessor:
         window_overlap: int | None = None,
         allow_no_answer: bool | None = None,
     ):
-        """Reads the settings of the model; the arguments are those of `Predictor`.
+        """Reads the settings of the model; the arguments are as for `Predictor`.
 
         Raises:
           UserError: the model has no head or no tokenizer.

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdaptedModel(NamedTuple):
-    """Holds a base with an adapter; the fields are those of `LoadedModel`.
+    """Holds a base with an adapter; the fields are as in `LoadedModel`.
 
     Attributes:
       imported: the parameters, with the adapter merged into them if that is possible.

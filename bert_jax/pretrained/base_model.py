@@ -60,7 +60,7 @@ class TrainedAdapter:
 def read_adapter(folder: str | Path) -> TrainedAdapter:
     """Reads the adapter and the head of a fine-tuning run, without reading the base.
 
-    The parameters are those of the best step, or of the newest one if none was evaluated.
+    The parameters are of the best step, or of the newest one if none was evaluated.
 
     Raises:
       UserError: the folder is no run that trained an adapter on one task.
@@ -85,7 +85,7 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
 
 
 def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Reads the parameters of a run: those of `step`, or None for the best or the newest step.
+    """Reads the parameters of a run at `step`; None for the best or the newest step.
 
     Returns:
       (parameters, metadata of the checkpoint, step).

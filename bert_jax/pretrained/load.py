@@ -175,7 +175,7 @@ class LoadedModel:
         `PrefixTuning`.
       adapter_params: its parameters, which the network has under "adapter"; {} without adapter.
       sentence_encoder: what follows the encoder, for a run that trained a sentence encoder.
-      sentence_head: its parameters. `pretrained/sentence_model.py` reads those of folders.
+      sentence_head: its parameters. `pretrained/sentence_model.py` reads the heads of folders.
     """
 
     params: dict[str, Any]
@@ -300,7 +300,7 @@ def build_model(
 
 
 def require_single_task(model: LoadedModel, flag: str = "--task") -> None:
-    """Raises a UserError if the model is that of a multi-task run and no task was chosen.
+    """Raises a UserError if the model comes from a multi-task run and no task was chosen.
 
     Args:
       flag: the flag of the command line that chooses the task.
@@ -397,7 +397,7 @@ def sentence_model_of(model: LoadedModel) -> SentenceModel:
     """Returns a model with what follows its encoder, which is read from the model's folder.
 
     Raises:
-      UserError: the folder has a module that is not supported, is that of a sparse or multi-vector
+      UserError: the folder has a module that is not supported, belongs to a sparse or multi-vector
         model, or is damaged; or the model has an adapter that could not be merged.
     """
     require_no_adapter(model, "embed")

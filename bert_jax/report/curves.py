@@ -113,7 +113,7 @@ def _chart(run: RunData, names: Sequence[str]) -> str:
         longest = max((len(points) for points in evaluations.values()), default=0)
         if longest < (2 if is_main else _MIN_EVALUATIONS):
             return ""
-    # Many lines in one chart: those of the evaluations, which are less noisy, are enough.
+    # Many lines in one chart: the evaluations, which are less noisy, are enough.
     if len(names) > 1 and any(evaluations.values()):
         training = {}
     lines = []

@@ -181,7 +181,7 @@ def _majority_accuracy(split_analysis: Row) -> float | None:
 
 
 def _last_evaluation(run: RunData) -> Row:
-    """Returns the final metrics, or those of the last evaluation of an unfinished run."""
+    """Returns the final metrics, or the last evaluation of an unfinished run."""
     if run.evaluations:
         return run.evaluations[-1]
     # An earlier version wrote the metrics of the held-out corpus as a nested object.

@@ -59,7 +59,7 @@ def log_phase(
     """Logs what a phase trains on, before its train step is compiled.
 
     Args:
-      num_steps: the updates that are left, fewer than those of the phase in a resumed run.
+      num_steps: the updates that are left, fewer than the phase has in a resumed run.
       is_packed: whether a sequence has one or more examples, so that epochs are a lower bound.
     """
     num_examples = num_steps * batch_size

@@ -1,6 +1,6 @@
 """Manages the run folder: its lock, its config, and the location of its checkpoints.
 
-    <run folder>/config.json      resolved config, its fingerprint and that of the training data
+    <run folder>/config.json      resolved config, its fingerprint and the training data's
                                   (see runs/training_data.py), package versions, hardware
                  lock             locked by the process that trains here
                  checkpoints/     see checkpoints/checkpointer.py; config.json names another
@@ -194,7 +194,7 @@ def replaced_failed_start(
         saved = _read_saved_config(file)
         _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
     names = [MIXTURE]  # nothing was trained on its batches yet
-    if conflicts:  # the report would show the baselines and the attempts as those of the new run
+    if conflicts:  # the report would show the baselines and the attempts as the new run's
         names += [CONFIG, BASELINES, attempt_log.FILE, tokenizer_folder]
     _remove(folder / _PREVIOUS)
     (folder / _PREVIOUS).mkdir()
@@ -238,7 +238,7 @@ _Change = tuple[str, Any, Any]
 def _config_changes(
     saved_config: Any, config: Any, mutable_fields: Sequence[str], source: str
 ) -> tuple[list[_Change], list[_Change]]:
-    """Returns the fields that differ, and those of them that must not."""
+    """Returns the fields that differ, and the ones among them that must not."""
     # Fields added since the config was saved get their default values.
     saved = to_json(from_json(type(config), saved_config, source))
     changes = diff(saved, to_json(config))

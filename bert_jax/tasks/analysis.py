@@ -88,7 +88,7 @@ def top_errors(kind: AnyTaskKind, scored: ScoredExamples) -> list[Json]:
     """Returns the errors with the highest loss, at most 20, as JSON values for a reader.
 
     Each is {"id", "loss", "texts": {name: text}, "reference", "predicted"}, and "probability" if
-    the head gives one. The loss is that of `TaskKind.error_losses`: the cross-entropy in nats
+    the head gives one. The loss is as in `TaskKind.error_losses`: the cross-entropy in nats
     (classification, multiple choice), the distance from the label (regression), the number of wrong
     entities (token classification), or 1 - F1 times the probability of the answer (questions).
     Among equal losses the earlier example comes first.

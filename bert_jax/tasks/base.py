@@ -191,7 +191,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
           source: the file, for messages.
 
         Returns:
-          The head; None if the file is that of another kind with the same class.
+          The head; None if the file belongs to another kind with the same class.
 
         Raises:
           UserError: labels or a problem type that is not supported; names the field.
@@ -254,7 +254,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
         Raises:
           UserError: there are no examples, predictions are not finite, or the labels of the data
-            are not those of the model.
+            are not the model's.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Draws demonstrations for prompts: training examples, one of each class, after the input.
 
-The layout is that of LM-BFF (Gao et al. 2021, section 6; `src/dataset.py` of its release):
+The layout is as in LM-BFF (Gao et al. 2021, section 6; `src/dataset.py` of its release):
 
     [CLS] input with the mask [SEP] example of the first class [SEP] example of the second ... [SEP]
 

@@ -14,7 +14,7 @@ REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
 
 
 def problem_type_of(data: Mapping[str, Any], labels: tuple[str, ...]) -> Any:
-    """Returns the problem type of a sequence classification; by default, that of its labels."""
+    """Returns the problem type of a sequence classification; by default, its labels decide."""
     return data.get("problem_type") or (REGRESSION if len(labels) == 1 else CLASSIFICATION)
 
 

@@ -1,4 +1,4 @@
-"""Ranks examples by the cosine similarity of their sentence vectors to those of an input.
+"""Ranks examples by the cosine similarity of their sentence vectors to the vectors of an input.
 
 The vectors are read from a file, because this package runs no model; `bert-jax embed` writes one.
 """
@@ -43,7 +43,7 @@ class TextVectors:
 
 
 def vector_text(example: TextExample) -> str:
-    """Returns the text whose vector is that of an example."""
+    """Returns the text whose vector stands for an example."""
     return " ".join(filter(None, (example.text, example.text_pair)))
 
 

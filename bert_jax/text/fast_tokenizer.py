@@ -1,6 +1,6 @@
 """Runs WordPiece, byte-level BPE and other tokenizer.json files with the `tokenizers` library.
 
-WordPiece is that of BERT's release (Devlin et al. 2019), byte-level BPE that of GPT-2 and RoBERTa
+WordPiece is as in BERT's release (Devlin et al. 2019), byte-level BPE as in GPT-2 and RoBERTa
 (Liu et al. 2019). Ids and offsets equal those of Hugging Face's tokenizers for the same files.
 """
 

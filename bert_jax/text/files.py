@@ -222,7 +222,7 @@ def read_json_documents(
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yields (line number from 1, text, other fields) for the lines of a JSON-lines file, in order.
 
-    The arguments and errors are those of `read_documents`. Empty lines have the text "".
+    The arguments and errors are as in `read_documents`. Empty lines have the text "".
     """
     for number, line in _split_lines(path, _text_chunks(path, encoding, errors, names)):
         yield number, *json_document(path, number, line, json_field, errors, names)

@@ -54,7 +54,7 @@ def json_text(
 ) -> str:
     """Returns the text in a field of a line that has a JSON object; "" for an empty line.
 
-    The arguments and errors are those of `json_document`.
+    The arguments and errors are as in `json_document`.
     """
     return json_document(path, number, line, json_field, errors, names)[0]
 

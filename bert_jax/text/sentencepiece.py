@@ -10,10 +10,10 @@ These are appended after the model's own tokens, as XLM-R and DeBERTa do.
 
 ALBERT normalizes text before SentencePiece sees it: it replaces quotation marks of LaTeX, removes
 accents and lowers the case. The `.model` file does not contain these rules. The rules and the ids
-here are those of Hugging Face's `AlbertTokenizer`.
+here are as in Hugging Face's `AlbertTokenizer`.
 
 The `.model` file lacks the sentinels <extra_id_0>, <extra_id_1>, ..., which Hugging Face appends in
-reverse, so that <extra_id_0> has the largest id. The ids of texts are those of its `T5Tokenizer`.
+reverse, so that <extra_id_0> has the largest id. The ids of texts are as in its `T5Tokenizer`.
 """
 
 import hashlib
@@ -408,7 +408,7 @@ def load_albert(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
 
 
 # The normalization of ALBERT (quotation marks, accents, lower case) is not in the model file, so
-# the rules are written here; the ids are those of Hugging Face's `AlbertTokenizer`. Google's code
+# the rules are written here; the ids are as in Hugging Face's `AlbertTokenizer`. Google's code
 # also splits a token that ends in a digit and a comma once more; Hugging Face's present class does
 # not.
 def albert_backend(
@@ -470,7 +470,7 @@ def load_t5(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
 def build_t5(
     model: SentencePieceModel, extra_ids: int, config: Mapping[str, Any], path: str | Path
 ) -> HuggingFaceTokenizer:
-    """Adds `extra_ids` sentinels to a unigram model; `config` and `path` are those of `load_t5`.
+    """Adds `extra_ids` sentinels to a unigram model; `config` and `path` are as in `load_t5`.
 
     Raises:
       UserError: the model lacks a special token.

@@ -84,7 +84,7 @@ def step_flops(
 
 
 def _sequence_flops(model: EncoderConfig, seq_length: int, method: TuningMethod) -> float:
-    """Returns the forward FLOPs of the encoder for a sequence, with those of virtual tokens."""
+    """Returns the forward FLOPs of the encoder for a sequence, virtual tokens included."""
     num_positions = _num_positions(seq_length, method)
     flops = num_positions * model.encoder_flops(num_positions)
     if isinstance(method, PrefixTuning):
@@ -94,7 +94,7 @@ def _sequence_flops(model: EncoderConfig, seq_length: int, method: TuningMethod)
 
 
 def _num_positions(seq_length: int, method: TuningMethod) -> int:
-    """Returns how many positions pass through the layers: also those of a prompt, not a prefix."""
+    """Returns how many positions pass through the layers: also a prompt's, not a prefix's."""
     return seq_length + method.length if isinstance(method, PromptTuning) else seq_length
 
 
@@ -126,7 +126,7 @@ def _pretraining_head_flops(objective: Pretraining, batch_size: int, num_predict
     flops += num_pair_losses * batch_size * (2 * width**2 + 4 * width)
     if objective.sbo_weight:
         boundary_flops = 2 * width * (2 * width + SPAN_POSITION_EMBEDDING_SIZE)
-        # Its second layer and its logits are those of masked LM.
+        # Its second layer and its logits are as in masked LM.
         flops += num_predictions * (_masked_lm_flops(objective.model) + boundary_flops)
     return flops
 

@@ -214,7 +214,7 @@ def check_existing_run(
 def _load_params(
     experiment: Experiment, initial_params: dict[str, Any], teacher: Teacher | None
 ) -> dict[str, Any]:
-    """Replaces initial parameters by those of `init_from` and of the teacher."""
+    """Replaces initial parameters by the parameters of `init_from` and of the teacher."""
     # Imported here, so that a run that starts from random values loads no model readers.
     from bert_jax.predict.batches import require_masked_lm
     from bert_jax.pretrained.initial import load_model_or_tf1

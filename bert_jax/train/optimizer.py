@@ -140,7 +140,7 @@ def _inverse_square_root(config: InverseSquareRoot) -> optax.Schedule:
 
 
 # Put together from optax's parts without its learning rate, so that schedule, frozen parameters and
-# reports are those of every optimizer. Factored moments have other shapes than their parameters and
+# reports work as for every optimizer. Factored moments have other shapes than their parameters and
 # are replicated over the mesh.
 def scale_by_adafactor(config: Adafactor) -> optax.GradientTransformation:
     """Scales gradients by Adafactor: by the learning rate 1, and without momentum."""

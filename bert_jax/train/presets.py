@@ -146,7 +146,7 @@ def multi_task_experiment(
     """Makes the experiment that fine-tunes one encoder on several tasks at once.
 
     All dev splits are evaluated together, and the checkpoint with the best mean of the tasks' first
-    metrics is kept. The other arguments and the errors are those of `fine_tuning_experiment`.
+    metrics is kept. The other arguments and the errors are as in `fine_tuning_experiment`.
 
     Args:
       tasks: name -> task; the names are used in metrics and file names.
@@ -340,7 +340,7 @@ def sentence_embedding_experiment(
       model: a run, a Hugging Face folder or a TF1 checkpoint to start from.
       loss: for `SoftmaxLoss`, `softmax_loss` finds the labels.
       dev: pairs with scores; None for no evaluation.
-      sentence_encoder: pooling and what follows it; None for that of the model if it is a sentence
+      sentence_encoder: pooling and what follows it; None: as in the model if it is a sentence
         encoder, otherwise the mean over all tokens.
       pooling: replaces only the pooling of `sentence_encoder`; None to change nothing.
       chunk_size: examples that are encoded at once; None for all.

@@ -6,7 +6,7 @@ et al. 2022), by an ordinary run that resumes after a stop. The head is then fit
 <run folder>/setfit_head.safetensors, setfit_head.json   the head
              evaluation.json                             metrics of every split except "train"
 
-Defaults are those of setfit 1.2. Unlike there, a batch that is not full is left out.
+Defaults are as in setfit 1.2. Unlike there, a batch that is not full is left out.
 """
 
 import logging

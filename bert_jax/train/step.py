@@ -54,7 +54,7 @@ def checkpointed_state(tuning: TuningConfig, state: State) -> State:
     """Returns what a checkpoint holds of a train state, which may be abstract.
 
     That is everything for full tuning. For other methods, the frozen parameters of the encoder are
-    left out, which are those of the base that the checkpoint names, and those of a teacher.
+    left out, which the base that the checkpoint names has, and a teacher's parameters.
     """
     if not tuning.trains_part_of_encoder:
         return state

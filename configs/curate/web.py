@@ -2,7 +2,7 @@
 
     bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
 
-The stop words and the end marks are those of English: for another language, leave out
+The stop words and the end marks are English: for another language, leave out
 `GOPHER_QUALITY` or replace its rules. The rules for documents see the lines that C4's rules keep:
 all of these end a sentence, and there is no blank line between them.
 

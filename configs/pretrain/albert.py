@@ -15,7 +15,7 @@ release. It trained v2 without dropout and longer: base for 10,000,000 updates, 
 
 What differs from the release: details of the masks (bert_jax/data/pretraining/masking.py); the
 release writes 40 copies of the text with different masks, here every epoch has masks of its own;
-held-out masks are those of BERT, so that held-out losses can be compared.
+held-out masks are as in BERT, so that held-out losses can be compared.
 
 The corpus needs a vocabulary of SentencePiece to compare with the published models. If a batch does
 not fit into memory, add `gradient_accumulation_steps=N`.

@@ -3,7 +3,7 @@
     bert-jax pretrain deberta --run runs/deberta \\
         --arg size=xsmall corpus=data/train heldout=data/heldout
 
-The hyperparameters are those of the original code (`experiments/language_model/rtd.sh` and
+The hyperparameters are as in the original code (`experiments/language_model/rtd.sh` and
 `rtd_*.json`), which has none for the learning rate of `small`; it gets those of `base`. What
 differs from ELECTRA's recipe:
 

@@ -6,7 +6,7 @@
 The network is that of the published models, the objective is simpler: MPNet was pretrained with
 masked and permuted language modeling (`configs/pretrain/mpnet.py`), DeBERTa-v3 with replaced-token
 detection (He et al. 2023), EuroBERT with 50 % masks and another schedule (Boizard et al. 2025). The
-inputs, masks and optimizer are those of `configs/pretrain/roberta.py`; the default learning rate is
+inputs, masks and optimizer are as in `configs/pretrain/roberta.py`; the default learning rate is
 that of MPNet.
 
 The corpus needs a tokenizer with the special tokens of the model: <s> and </s> with padding id 1
@@ -54,7 +54,7 @@ def get_config(
 ) -> Experiment:
     """Returns a run on a corpus that `bert-jax prepare` has written.
 
-    `size` is that of DeBERTa-v3 or of EuroBERT; MPNet has "base" only. `warmup_steps` is by default
+    `size` is as in DeBERTa-v3 or EuroBERT; MPNet has "base" only. `warmup_steps` is by default
     8 % of the steps.
     """
     tokenizer = corpus_tokenizer(corpus)

@@ -211,7 +211,7 @@ def _evaluate(
     )
     auc = float(below.mean() / 2 / len(ordered))
     bins = np.minimum((joined * _NUM_BINS).astype(int), _NUM_BINS - 1)
-    # The scores are those of equally frequent classes, whatever the sizes of the files.
+    # The scores assume equally frequent classes, whatever the sizes of the files.
     weights = 1 / np.where(labels == 1, len(positives), len(negatives))
     calibration = [
         (

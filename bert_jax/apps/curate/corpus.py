@@ -204,7 +204,7 @@ class Corpus:
         return self.folder / f"spill-{unit:05d}.jsonl.gz"
 
     def path(self, name: str, number: int) -> Path:
-        """Returns a path for a file of this step, `number` being that of a unit or a partition."""
+        """Returns a path for a file of this step, `number` being a unit's or a partition's."""
         return self.folder / f"step-{self.step}-{name}-{number:05d}"
 
     def decisions_path(self, unit: int) -> Path:

@@ -105,7 +105,7 @@ def curate_with(config: CurationConfig, output: Path, workers: Workers) -> dict[
 
 
 def _check_output(output: Path, plan: dict[str, Any]) -> None:
-    """Writes the plan, or compares it with that of an earlier run."""
+    """Writes the plan, or compares it with an earlier run's."""
     path = output / PLAN_FILE
     if path.is_file():
         if differences := configs.diff(read_json(path), plan):

@@ -25,7 +25,7 @@ def save_arrays(
     # One entry, because safetensors writes several in random order: the bytes would differ.
     metadata = {"bert_jax": json.dumps({"kind": kind, "info": info}, sort_keys=True)}
     with atomic_path(path) as tmp_path:
-        # safetensors writes the memory of an array as it is, also that of a strided view.
+        # safetensors writes the memory of an array as it is, also of a strided view.
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         save_file(contiguous, tmp_path, metadata)
 

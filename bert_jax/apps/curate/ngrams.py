@@ -206,8 +206,8 @@ class _Counter:
     def merged(self) -> np.ndarray:
         """Returns the rows of all n-grams, sorted by hash, each once.
 
-        Row 0 has the hashes of the n-grams, rows 1 and 2 those of their first and their last n - 1
-        words, and row 3 the counts.
+        Row 0 has the hashes of the n-grams, rows 1 and 2 the hashes of their first and
+        their last n - 1 words, and row 3 the counts.
         """
         rows = np.concatenate(self._blocks, axis=1)
         rows = rows[:, np.argsort(rows[0], kind="stable")]

@@ -54,7 +54,7 @@ class Review:
       texts: the beginnings of the texts of all examples and pairs, edited and normalized, by id.
       fraction: fraction of the documents that was measured, chosen by hash.
       num_sampled: the documents in the sample.
-      measured: those of the sample that the rules for lines keep.
+      measured: the documents of the sample that the rules for lines keep.
     """
 
     flows: dict[str, dict[str, Flow]] = field(default_factory=dict)

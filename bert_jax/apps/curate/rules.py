@@ -113,4 +113,4 @@ FINEWEB_QUALITY = RuleSet(
         Rule(signal="newlines_per_token", at_most=0.3),
     ),
 )
-"""The rules that Penedo et al. 2024 (FineWeb), section 3.5, add to those of C4 and Gopher."""
+"""The rules that Penedo et al. 2024 (FineWeb), section 3.5, add to the rules of C4 and Gopher."""

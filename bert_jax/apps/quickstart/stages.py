@@ -143,7 +143,7 @@ def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> in
       seed: the seed of pretraining and fine-tuning.
 
     Returns:
-      The exit code: 0, or that of an interrupted training run.
+      The exit code: 0, or the code of an interrupted training run.
 
     Raises:
       UserError: the folder was created with other settings.

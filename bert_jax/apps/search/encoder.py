@@ -23,7 +23,7 @@ class EncoderId(NamedTuple):
     Attributes:
       model: the path from which the model was loaded.
       fingerprint: of its parameters, and of pooling, prompts and what else makes a vector.
-      pooling: the pooling that was chosen; None for that of the model.
+      pooling: the pooling that was chosen; None: as in the model.
     """
 
     model: str
@@ -60,7 +60,7 @@ class EmbedderEncoder:
         """Moves the model to the device.
 
         Args:
-          pooling: how hidden states become a vector; None for that of the model, or the mean.
+          pooling: how hidden states become a vector; None: as in the model, or the mean.
 
         Raises:
           UserError: as `Embedder`; or vectors of the model are compared by a distance.

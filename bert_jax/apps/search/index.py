@@ -58,7 +58,7 @@ class IndexInfo:
       version: of the format.
       model: the path of the model that embedded the texts.
       fingerprint: of its parameters, pooling and prompts.
-      pooling: the pooling that was chosen; None for that of the model.
+      pooling: the pooling that was chosen; None: as in the model.
       width: D, the width of the vectors.
       num_documents: N.
     """
@@ -173,7 +173,7 @@ class SearchIndex:
 
         Raises:
           ConfigError: `top_k` is above the number of documents.
-          UserError: the encoder is not that of the index, or a query has no text.
+          UserError: the encoder is not the index's, or a query has no text.
         """
         found = self.neighbors(encoder, queries, top_k, method)
         return [

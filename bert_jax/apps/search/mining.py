@@ -1,6 +1,6 @@
 """Finds hard negatives: texts that are near to a query, but are not its positives.
 
-The rules are those of `mine_hard_negatives` in sentence-transformers 6, so that recipes can be
+The rules are as in `mine_hard_negatives` in sentence-transformers 6, so that recipes can be
 taken over. Training on these texts improves sentence encoders and cross-encoders.
 """
 
@@ -28,7 +28,7 @@ class HardNegatives:
       num_negatives: negatives for each pair; a pair has fewer if fewer candidates remain.
       range_min: number of nearest candidates that are left out, which may be unlabeled positives.
       range_max: number of nearest candidates that are considered; None for enough of them.
-      absolute_margin: how much smaller the score of a negative is than that of the positive.
+      absolute_margin: how much smaller the score of a negative is than the positive's.
       relative_margin: the same as a fraction of the score of the positive.
       max_score, min_score: bounds of the score of a negative.
       sampling: which of the remaining candidates are used.

@@ -66,7 +66,7 @@ def create_app(state: ServerState) -> Starlette:
 
 
 def _main_route(state: ServerState) -> ComputeRoute:
-    """Returns the route that POST / is short for: that of the first model, as in TEI."""
+    """Returns the route that POST / is short for: the first model's, as in TEI."""
     abilities = state.models.first.abilities
     ability = "rerank" if "rerank" in abilities else abilities[0]
     return next(route for route in COMPUTE_ROUTES if route.ability == ability)

@@ -20,7 +20,7 @@ examples:
   bert-jax serve base --adapter mrpc=runs/mrpc --adapter rte=runs/rte
   curl localhost:8080/embed -H 'Content-Type: application/json' -d '{{"inputs": "A text."}}'
 
-The routes are those of text-embeddings-inference (/embed, /predict, /rerank, ...) and of OpenAI
+The routes are as in text-embeddings-inference (/embed, /predict, /rerank, ...) and OpenAI
 (/v1/embeddings); /docs lists them. Requests choose a model by "model": "NAME", and an adapter by
 "model": "NAME:ADAPTER". GET /health answers 200 when all programs are compiled.
 

@@ -21,7 +21,7 @@ class ServerConfig:
         further ones get status 429.
       max_inputs: maximum number of texts in a request. Longer requests get status 422.
       max_body_bytes: maximum number of bytes of a request. Longer requests get status 413.
-      max_length: maximum number of tokens of a sequence; None for that of each model.
+      max_length: maximum number of tokens of a sequence; None: as in each model.
       read_seconds: how long a client may take to send a request, before it gets status 408.
       shutdown_seconds: how long accepted requests may take after SIGTERM.
       tokenizer_threads: number of threads that tokenize texts and decode outputs.

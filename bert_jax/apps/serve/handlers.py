@@ -1,7 +1,7 @@
-"""Answers requests: one function for each route, from the JSON of a request to that of an answer.
+"""Answers requests: one function for each route, from JSON to JSON.
 
-The shapes are those of text-embeddings-inference (TEI), of Cohere (/rerank with `documents`), of
-transformers' pipelines (/tag, /answer, /fill_mask), and of OpenAI (/v1).
+The shapes are as in text-embeddings-inference (TEI), Cohere (/rerank with `documents`),
+transformers' pipelines (/tag, /answer, /fill_mask), and OpenAI (/v1).
 """
 
 import base64

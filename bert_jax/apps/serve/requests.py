@@ -1,6 +1,6 @@
 """Defines the JSON of requests as msgspec types, and converts their inputs to lists.
 
-The shapes are those of text-embeddings-inference (TEI), of OpenAI under /v1, of Cohere for
+The shapes are as in text-embeddings-inference (TEI), OpenAI under /v1, Cohere for
 `documents` in /rerank, and of transformers' pipelines for tags, answers and masks. Every request
 may name a model, as "model" or "model:adapter".
 """

@@ -140,7 +140,7 @@ def load_models(
     """Loads the models of a command line.
 
     Args:
-      models: MODEL or NAME=MODEL; the default name is that of the folder. A bundle is served
+      models: MODEL or NAME=MODEL; the default name is the folder's. A bundle is served
         with its own programs.
       adapters: ADAPTER=FOLDER, or NAME:ADAPTER=FOLDER if there are several models.
       onnx: the ONNX files of the folders that onnxruntime runs; None for JAX.

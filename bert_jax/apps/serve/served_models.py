@@ -114,7 +114,7 @@ def serve_model(
     adapters: Mapping[str, str] | None = None,
     backend: Backend | None = None,
 ) -> list[ServedModel]:
-    """Makes the services that a model has the parameters for, and those of its adapters.
+    """Makes the services that a model has the parameters for, and of its adapters.
 
     Args:
       name: what requests call the model; its adapters are called "name:adapter".

@@ -24,7 +24,7 @@ from bert_jax.apps.serve.served_models import ServedModels
 from bert_jax.errors import UserError
 
 _DURATIONS = [1.5e-5 * 1.5**k for k in range(35)]
-"""Upper bounds of the buckets of durations in seconds; those of TEI."""
+"""Upper bounds of the buckets of durations in seconds, as in TEI."""
 _SIZES = [2.0**k for k in range(16)]
 
 

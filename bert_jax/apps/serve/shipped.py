@@ -84,7 +84,7 @@ class BundleBackend:
     """Computes batches with the programs of a bundle."""
 
     def __init__(self, bundle: Bundle, model: LoadedModel):
-        """Wraps a bundle; `model` is that of `read_bundle`."""
+        """Wraps a bundle; `model` is as in `read_bundle`."""
         self._bundle = bundle
         self._output, self._vocab_size = shipped_network(model).output, _vocab_size(model)
 
@@ -138,7 +138,7 @@ def _vocab_size(model: LoadedModel) -> int:
 
 
 def _to_served(output: Output, outputs: Arrays, batch: Arrays, vocab_size: int) -> Arrays:
-    """Converts the outputs of an exported model to those of the services' own networks."""
+    """Converts the outputs of an exported model to the outputs of the services' own networks."""
     match output:
         case SentenceEncoderConfig():
             return {

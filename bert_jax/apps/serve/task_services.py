@@ -255,7 +255,7 @@ def _entities(
     """Returns entities in the shape of transformers' token classification pipeline.
 
     Args:
-      logits: those of each word, float [words, C].
+      logits: of each word, float [words, C].
     """
     offsets, probabilities = word_offsets([text])[0], softmax(logits.astype(np.float64), axis=1)
     entities: list[dict[str, Any]] = []

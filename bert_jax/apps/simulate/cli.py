@@ -32,7 +32,7 @@ is missing.
 
 The output of the hosts goes to stderr, with the prefix [host N]; a summary of the events goes to
 stdout. Exit codes: 0 the run is complete and all hosts agreed, 75 stopped by SIGTERM or Ctrl-C
-after saving a checkpoint, 76 a host was missing or inconsistent, else that of the failed host.
+after saving a checkpoint, 76 a host was missing or inconsistent, else the failed host's code.
 """
 
 

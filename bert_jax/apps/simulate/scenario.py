@@ -61,7 +61,7 @@ class Scenario:
                     f"{self.steps} steps"
                 )
             if index and kill.step <= self.kills[index - 1].step:
-                raise ConfigError(f"{flag}: expected a later step than that of the previous kill")
+                raise ConfigError(f"{flag}: expected a later step than the previous kill's")
         for host in self.missing_hosts:
             flag = f"--missing-host host={host}"
             if self.hosts_per_attempt[0] == 1:

@@ -1,10 +1,10 @@
 """Distills an encoder into a static embedding model: one vector for each token of its vocabulary.
 
-The method and the format are those of the model2vec library. Each token is encoded alone, between
+The method and the format are the model2vec library's. Each token is encoded alone, between
 the special tokens; the mean of the hidden states is its vector. The vectors of all tokens are
 reduced by principal component analysis, and weighted like words by SIF (Arora et al. 2017), where
 Zipf's law estimates the frequency of a token from its rank. So the vocabulary should be sorted by
-frequency, as those of BERT and of `bert-jax tokenizer train` roughly are.
+frequency, as vocabularies of BERT and of `bert-jax tokenizer train` roughly are.
 
 `model2vec.StaticModel` and `SentenceTransformer` open the folder, and `predict/static_embedder.py`.
 """
@@ -105,7 +105,7 @@ def distill_static(model: LoadedModel, output: Path, dimensions: int) -> StaticM
 def static_tokenizer(rules: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Removes the tokens that no text has from the rules of a tokenizer.json.
 
-    These are the special tokens, except those of padding and of unknown words, and the unused
+    These are the special tokens, except padding and unknown words, and the unused
     tokens of BERT's vocabulary. The ids of the remaining tokens are counted from 0.
 
     Returns:
@@ -163,7 +163,7 @@ def token_vectors(
 
     @jax.jit
     def mean_states(params: Mapping[str, Any], input_ids: jax.Array) -> jax.Array:
-        # A token of the text is real whatever its id, also that of padding.
+        # A token of the text is real whatever its id, also the id of padding.
         batch = {
             "input_ids": input_ids,
             "token_type_ids": jax.numpy.zeros_like(input_ids),

@@ -1,7 +1,7 @@
 """Compares ways to learn a classification task from K examples of each class (Gao et al. 2021).
 
 <output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see jobs.py),
-                              or result.json of one that does not; seed n is that of the sample, too
+                              or result.json of one that does not; seed n is the sample's, too
          results.json         mean, standard deviation and values over the seeds of each method
          table.md, table.html the same as a table
 
@@ -200,7 +200,7 @@ class FewShotStudy:
         return runner.run([job for method in trained for job in self._jobs(method)])
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
-        """Returns all numbers of the finished runs as JSON values, those of earlier calls, too."""
+        """Returns all numbers of the finished runs as JSON values, of earlier calls, too."""
         methods: dict[str, Any] = {}
         for method in METHODS:
             found = self._metrics_by_seed(method)

@@ -206,7 +206,7 @@ class JobRunner:
         self._stack.close()
 
     def write_or_check_settings(self, settings: dict[str, Any]) -> None:
-        """Writes the settings that all jobs share, or compares them with those of the folder.
+        """Writes the settings that all jobs share, or compares them with the folder's.
 
         Raises:
           UserError: the folder was created with other settings; the message lists them.

@@ -87,7 +87,7 @@ class NgramBaselines:
         bigram_weights, _ = fit_weights(
             components, buckets, initial_weights, held_out_counter.pair_counts
         )
-        main_counter.merge(held_out_counter)  # the final counts are those of all training text
+        main_counter.merge(held_out_counter)  # the final counts cover all training text
         return main_counter.to_baselines(unigram_weights[0], bigram_weights)
 
     def unigram_probability(self, following: np.ndarray) -> np.ndarray:
@@ -310,7 +310,7 @@ def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
 def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
     """Computes unigram and interpolated bigram losses at the masked positions of held-out text.
 
-    The positions are those of the run's last evaluation.
+    The positions are the ones of the run's last evaluation.
 
     Returns:
       {"unigram": nats per masked token, "bigram": the same, "tokens": number of masked tokens}.

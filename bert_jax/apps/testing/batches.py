@@ -20,7 +20,7 @@ def pretraining_batch(
 ) -> dict[str, np.ndarray]:
     """Returns pairs of random ids, masked 80/10/10; lengths and numbers of predictions vary.
 
-    The fields are those of all losses of pretraining. Each masked token is a span of its own.
+    The fields serve all losses of pretraining. Each masked token is a span of its own.
     """
     rng = np.random.default_rng(seed)
     shape = (batch_size, seq_length)

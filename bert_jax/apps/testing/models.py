@@ -49,7 +49,7 @@ def random_parameters(
 ) -> dict[str, np.ndarray]:
     """Returns random parameters by path, for the pretraining model or for an encoder with `head`.
 
-    Biases and norms are random, too, unlike those of a newly initialized model.
+    Biases and norms are random, too, unlike in a newly initialized model.
     """
     rng = np.random.default_rng(seed)
     flat: dict[str, np.ndarray] = {}

@@ -196,7 +196,7 @@ def write_index(path: Path, index_table: np.ndarray) -> None:
         )
 
 
-# A reason for dropping a document, in addition to those of text/cleaning.py.
+# A reason for dropping a document, in addition to the reasons of text/cleaning.py.
 NO_TOKENS = "no tokens"
 
 

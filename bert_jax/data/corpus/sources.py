@@ -92,7 +92,7 @@ class TextFiles:
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the documents of one file, also those without text.
 
-        The fields of a document are those of its JSON line other than the text.
+        The fields of a document are the fields of its JSON line other than the text.
         """
         if is_json_lines(file.path):
             for number, text, fields in read_json_documents(

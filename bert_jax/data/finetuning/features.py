@@ -91,7 +91,7 @@ class Features:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Returns the length of each sequence, int64 [n]: that of its longest choice.
+        """Returns the length of each sequence, int64 [n]: of its longest choice.
 
         With `appended`, it is the largest length that the sequence can have in any epoch.
         """
@@ -102,7 +102,7 @@ class Features:
         return np.minimum(lengths + self.appended.longest, self.appended.max_length)
 
     def of_epoch(self, indices: Sequence[int], seed: int, epoch: int) -> "Features":
-        """Returns features in which the sequences at `indices` are those of one epoch."""
+        """Returns features in which the sequences at `indices` belong to one epoch."""
         if self.appended is None:
             return self
         input_ids, token_type_ids = list(self.input_ids), list(self.token_type_ids)

@@ -17,7 +17,7 @@ from bert_jax.errors import ConfigError
 
 Batch = dict[str, np.ndarray]
 _BATCH_ORDER_EPOCH_OFFSET = 1 << 32
-"""Added to an epoch's index, so that the order of batches differs from that of sequences."""
+"""Added to an epoch's index, so that the order of batches differs from the order of sequences."""
 
 
 class PlannedBatch(NamedTuple):

@@ -19,7 +19,7 @@ from bert_jax.errors import ConfigError, UserError
 
 _PASS_EPOCH_OFFSET = 1 << 33
 """Multiplied by the task's index from 1 and added to the index of a pass over its sequences. Each
-pass thus has its own random order, different from those of epochs and batches (`loader.py`)."""
+pass thus has its own random order, unlike the orders of epochs and batches (`loader.py`)."""
 
 
 def mixing_rates(num_examples: Mapping[str, int], mixing: Mixing) -> dict[str, float]:
@@ -56,7 +56,7 @@ def _unnormalized_rate(count: int, mixing: Mixing) -> float:
 def concatenate_features(features_by_task: Mapping[str, Features]) -> Features:
     """Concatenates the training sequences of several tasks that have no choices.
 
-    A sequence has the targets of all tasks, zero for those of other tasks, and the index of its
+    A sequence has the targets of all tasks, zero for other tasks, and the index of its
     task in `task_ids`.
     """
     names = dict.fromkeys(

@@ -89,7 +89,7 @@ _MADE_BY = {
 
 
 def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the fields that an objective needs, and those of packed sequences.
+    """Returns the fields that an objective needs, and the fields of packed sequences.
 
     Raises:
       ConfigError: the input format and the masking do not make a field that the objective needs.

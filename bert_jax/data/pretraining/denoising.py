@@ -1,6 +1,6 @@
 """Makes the inputs and targets of denoising: T5's span corruption and BART's noise.
 
-The steps and their order are those of `fairseq/data/denoising_dataset.py` (Lewis et al. 2020,
+The steps and their order are as in `fairseq/data/denoising_dataset.py` (Lewis et al. 2020,
 section 2.2). These things differ:
 
 - sentences end where the corpus says so. fairseq looks for the token of a full stop, which it knows
@@ -10,11 +10,11 @@ section 2.2). These things differ:
   from all tokens instead of the first tokens of words;
 - random numbers come from the key of the example.
 
-The rules are those of `random_spans_helper`, `random_spans_noise_mask`,
+The rules are as in `random_spans_helper`, `random_spans_noise_mask`,
 `noise_span_to_unique_sentinel` and `nonnoise_span_to_unique_sentinel` in T5's
 `t5/data/preprocessors.py` (Raffel et al. 2020). Random numbers come from the key of the example.
 
-An example is a function of the corpus, its index and its random key, as that of masked LM.
+An example is a function of the corpus, its index and its random key, as in masked LM.
 """
 
 import functools

@@ -121,7 +121,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yields the first batches of epoch 0, which are the same in every evaluation.
 
-    The number of batches is that of the whole batches in `num_examples` examples, or in one epoch
+    The number of batches is the number of whole batches in `num_examples` examples, or in one epoch
     if that is shorter; there is at least one batch.
 
     Raises:

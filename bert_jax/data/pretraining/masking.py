@@ -122,7 +122,7 @@ def _sort_by_rank(ranks: np.ndarray, is_candidate: np.ndarray) -> np.ndarray:
 
 
 def _positions_of(sort_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whether sort keys are those of candidates, and their positions or 0, int64."""
+    """Returns whether sort keys belong to candidates, and their positions or 0, int64."""
     is_candidate = sort_keys != _MAX_UINT64
     return is_candidate, np.where(is_candidate, sort_keys & _POSITION_BITS, 0).astype(np.int64)
 
@@ -323,7 +323,7 @@ def span_boundary_fields(
     prediction_index: np.ndarray,
     shape: tuple[int, int],
 ) -> dict[str, np.ndarray]:
-    """Lists the targets of the span boundary objective, entry by entry those of masked LM.
+    """Lists the targets of the span boundary objective, entry by entry as for masked LM.
 
     A span has targets if the tokens before and after it are text: at an edge of the text, one of
     them is a special token. Only the first `MAX_SPAN_TARGETS` tokens of a span are targets.
@@ -471,7 +471,7 @@ class _Selection(NamedTuple):
       rows, columns: the position of the token.
       prediction_indices: the entry of the token among its row's predictions.
       draw_columns: the column whose random number decides between [MASK], a random token and the
-        original: that of the token, or that of the first token of its span.
+        original: the column of the token, or of the first token of its span.
     """
 
     rows: np.ndarray

@@ -369,7 +369,7 @@ def plan_mixture(
 
 # Another fingerprint or number of slots would shift all draws of a resumed run.
 def write_or_check_mixture(mixture: MixturePlan, path: Path) -> None:
-    """Writes the plan of a new run, or compares that of a resumed run.
+    """Writes the plan of a new run, or compares the plan of a resumed run.
 
     With other text or quotas, the batches would differ.
 

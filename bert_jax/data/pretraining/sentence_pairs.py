@@ -1,6 +1,6 @@
 """Makes sentence pairs from windows of text, for next-sentence and sentence-order prediction.
 
-The rules are those of BERT's create_pretraining_data.py (Devlin et al. 2019, section 3.1 and
+The rules are as in BERT's create_pretraining_data.py (Devlin et al. 2019, section 3.1 and
 appendix A.2): segment A is the first sentences of the window; segment B is the rest of the window
 (label 0) or text of another document (label 1). A pair that is too long loses one token at a time
 from the longer segment, at its front or its back.
@@ -62,7 +62,7 @@ def make_pair(
     # A window of one sentence cannot be split, so B comes from another document (as in ALBERT's
     # script, with the label of swapped segments). Leaving such windows out would make the length of
     # an epoch unknown without reading the text. In novels they are 0.5 % of the sequences of 512
-    # tokens and 2.6 % of those of 128.
+    # tokens and 2.6 % of the sequences of 128.
     is_random, is_swapped = num_sentences == 1, False
     match config:
         case SentencePairs():

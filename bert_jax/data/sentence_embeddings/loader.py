@@ -75,7 +75,7 @@ def sample_pairs(
     return np.concatenate(pairs), scores
 
 
-# Vectors are those of single texts, so the two texts of a pair are joined with a space.
+# A vector belongs to a single text, so the two texts of a pair are joined with a space.
 def joined_text(example: TextExample) -> str:
     """Returns the text of an example, or both texts of a pair, joined with a space."""
     return example.text if example.text_pair is None else f"{example.text} {example.text_pair}"

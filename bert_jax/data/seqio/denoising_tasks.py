@@ -10,7 +10,7 @@ loader, with its functions and in its order:
 
 The features have the names that `seqio.EncDecFeatureConverter` expects. That converter pads with 0
 and gives no weight to targets that are 0. It is therefore for vocabularies in which 0 is the
-padding token, such as those of T5.
+padding token, such as T5's.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def register_denoising_task(
     noise: Denoising,
     input_format: InputFormat | None = None,
 ) -> seqio.Task:
-    """Registers a seqio task whose examples are those of the training loader.
+    """Registers a seqio task with the examples of the training loader.
 
     With the seed and the lengths of a run, the task yields the examples of the run in the same
     order, each epoch with new noise; seqio does not shuffle them again. Shard i of n has the
@@ -178,7 +178,7 @@ class DenoisedTexts:
                 "decoder: pass sequence_length={'inputs': 512, 'targets': 114} to get_dataset"
             )
         vocab_arrays = VocabArrays.from_tokenizer(self.vocabulary.tokenizer)
-        try:  # errors inside a pipeline would be those of TensorFlow, with its stack
+        try:  # errors inside a pipeline would be TensorFlow's, with its stack
             Denoiser(self.noise, lengths["inputs"], lengths["targets"], vocab_arrays)
         except ConfigError as error:
             raise UserError(f"sequence_length is {lengths}: {error}") from None

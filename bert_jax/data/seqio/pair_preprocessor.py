@@ -4,7 +4,7 @@ A call from a tf.data pipeline to Python is slower than making a pair. Therefore
 into all of its windows in one call, and the pairs of a batch of windows are made in one call.
 Padded arrays are the format that tf.data batches and unbatches quickly.
 
-The functions are those of the training loader; seqio provides the random seeds.
+The functions are the training loader's; seqio provides the random seeds.
 """
 
 import hashlib
@@ -210,7 +210,7 @@ _WINDOW_FIELDS = {
 class MaskedPairs:
     """Makes masked sentence pairs from encoded documents.
 
-    The number of pairs of a document is its length divided by that of a pair. The segment B of a
+    The number of pairs of a document is its length divided by a pair's. The segment B of a
     random pair comes from a second, shuffled pass over the documents, never from a document with
     the same text. `sequence_length` sets "input_ids" (L) and "masked_lm_positions" (P).
     """

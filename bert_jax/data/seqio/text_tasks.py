@@ -279,7 +279,7 @@ def find_task(name: str, module: str | None) -> seqio.Task:
 
     Raises:
       UserError: the file or the task does not exist, another file has registered the name, the
-        name is that of a mixture, or the task has no cache placeholder.
+        name belongs to a mixture, or the task has no cache placeholder.
     """
     if module is not None:
         _run_module_once(name, module)

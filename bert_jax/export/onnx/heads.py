@@ -129,7 +129,7 @@ Values = dict[str, str]
 def build_graph(network: ShippedNetwork) -> onnx.ModelProto:
     """Writes a network of a family that `check_family` accepts as an ONNX graph.
 
-    Its inputs and outputs are those of `export/outputs.py`.
+    Its inputs and outputs are as in `export/outputs.py`.
     """
     graph, config = GraphBuilder(paths.flatten(network.params)), network.config
     inputs: Values = {name: name for name in network.input_names}

@@ -1,6 +1,6 @@
 """Builds an ONNX graph: weights by their paths, and the layers of encoders as operations.
 
-The order of the operations of attention and of its mask is that of PyTorch's exporter, which
+The order of the operations of attention and of its mask is as in PyTorch's exporter, which
 onnxruntime recognizes and replaces by one fused operation.
 """
 

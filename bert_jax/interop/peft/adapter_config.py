@@ -52,7 +52,7 @@ class PeftAdapter:
       params: other trained parameters by path: the head, what it needs, and LayerNorms.
       head: the head of the task; None for an encoder without head.
       base: the model that it was trained on, a path or the name of a model.
-      fingerprint: that of the base's encoder; None if the folder does not have it.
+      fingerprint: of the base's encoder; None if the folder does not have it.
     """
 
     method: Adapter | None
@@ -73,7 +73,7 @@ class AdapterConfig:
       peft_type: the method, out of `PEFT_TYPES`.
       base: the model that it was trained on, a path or the name of a model.
       class_suffix: the end of the name of Hugging Face's class of the task, None without head.
-      fingerprint: that of the base's encoder, None if the folder does not have it.
+      fingerprint: of the base's encoder, None if the folder does not have it.
       head: the head in our file, None without the file.
     """
 
@@ -164,7 +164,7 @@ def _read_base_file(file: Path) -> tuple[str | None, TaskHead | None]:
 def read_head(config: AdapterConfig, num_outputs: int, base_head: TaskHead | None) -> TaskHead:
     """Returns the head of an adapter: that in our file, or of its class and size.
 
-    peft stores no labels. Those of the base's head are used if it has as many, as peft does.
+    peft stores no labels. The labels of the base's head are used if it has as many, as peft does.
 
     Raises:
       UserError: the file describes another class of head.

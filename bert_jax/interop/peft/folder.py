@@ -36,7 +36,7 @@ from bert_jax.params import paths
 from bert_jax.tasks.registry import head_from_config
 
 _PREFIX, _PROMPT_PREFIX = "base_model.model.", "base_model."
-"""What the names of tensors start with; those of prompt and prefix tuning have no "model."."""
+"""What the names of tensors start with; in prompt and prefix tuning they have no "model."."""
 _SUFFIXES = (*lora.MATRICES, *lora.EMBEDDING_MATRICES, methods.IA3_VECTOR)
 
 
@@ -49,7 +49,7 @@ def write_adapter_folder(
 
     Args:
       config: the config of the base's encoder.
-      version: that of this package.
+      version: the version of this package.
 
     Raises:
       UserError: peft has no format for the method, or not for this family.

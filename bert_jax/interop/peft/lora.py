@@ -4,7 +4,7 @@ peft names a layer by its module in PyTorch, such as "bert.encoder.layer.0.atten
 list of targets selects the modules whose names end with one of them, a string is a regular
 expression of whole names.
 
-peft's matrices are those of PyTorch: lora_A is [R, in] and lora_B [out, R]. One tensor of Hugging
+peft's matrices are as in PyTorch: lora_A is [R, in] and lora_B [out, R]. One tensor of Hugging
 Face may have several of our layers, such as ModernBERT's query, key and value. Then lora_A has the
 matrices A of all of them, and lora_B has zeros where an A does not belong to an output.
 """
@@ -27,7 +27,7 @@ from bert_jax.params.paths import LAYER_PREFIX
 
 
 class ModuleNames:
-    """Maps the modules of an encoder with a task head to those of Hugging Face's class.
+    """Maps the modules of an encoder with a task head to modules of Hugging Face's class.
 
     Attributes:
       shapes: shape and dtype of every parameter by path, as `build_network` has them.
@@ -43,7 +43,7 @@ class ModuleNames:
         self._tensors = {path: self.table.external_name(path) for path in self.shapes}
         self._paths: dict[str, list[str]] = {}
         for tensor in self.tensors:
-            # In their order in the tensor, not in that of `shapes`.
+            # In their order in the tensor, not in the order of `shapes`.
             modules = [path.rpartition("/")[0] for path in self.table.internal_paths(tensor)]
             self._paths.setdefault(tensor.rpartition(".")[0], modules)
 
@@ -101,7 +101,7 @@ def distinct_suffixes(
 
 
 def ends_with(name: str, suffix: str, separator: str = ".") -> bool:
-    """Returns whether the last segments of a name are those of `suffix`."""
+    """Returns whether a name ends with the segments of `suffix`."""
     return name == suffix or name.endswith(f"{separator}{suffix}")
 
 

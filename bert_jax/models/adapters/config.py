@@ -139,7 +139,7 @@ class PrefixTuning:
     """Configures prefix tuning (Li and Liang 2021): trained keys and values in each attention.
 
     Attributes:
-      length: n, the number of keys and values in front of those of the text.
+      length: n, the number of keys and values in front of the text's.
       reparametrization: None trains them directly, as in P-tuning v2 (Liu et al. 2022).
     """
 

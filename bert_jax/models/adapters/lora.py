@@ -190,8 +190,8 @@ class LoRAEmbedding(nnx.Module):
 class LoRABlock(nnx.Module):
     """Runs an encoder block whose `LoRALinear` modules apply dropout to their inputs.
 
-    The seeds are derived from those of the block. The block's own dropouts do not change, so that
-    with B = 0 the loss of a training step is that of the base, to the last bit. The query, key and
+    The seeds are derived from the block's seeds. The block's own dropouts do not change, so that
+    with B = 0 the loss of a training step is the base's, to the last bit. The query, key and
     value of an attention have the same seed, so that one mask of their input serves all three, as
     in `MergedLinear` of the authors' library, loralib. peft draws a mask for each adapted layer.
     """
@@ -210,7 +210,7 @@ class LoRABlock(nnx.Module):
     def __call__(
         self, x_BLD: jax.Array, inputs: Any, dropout_seeds: jax.Array | None, **options: Any
     ) -> Any:
-        """Runs the layer; the arguments are those of the layer."""
+        """Runs the layer with the layer's arguments."""
         for index, path in zip(self.seed_indices, self.adapted, strict=True):
             module = submodule(self.block, path)
             module.dropout_seed = None if dropout_seeds is None else _seed(dropout_seeds[0], index)

@@ -47,10 +47,10 @@ class Implementation(NamedTuple):
       install: (method, merged network, parameters by module) -> None; replaces submodules in place.
         A parameter with one more axis in front has a value for each row of the batch. Raises
         ConfigError if the method is not implemented for this kind of encoder.
-      merge: (method, path of a module, its adapter's parameters, those of the base) -> parameters
+      merge: (method, path of a module, its adapter's parameters, the base's) -> parameters
         of a base that computes the same; None if there is no such base.
       unmerge: the inverse of `merge` in the last argument.
-      from_base: (method, parameters of one module, those of the base) -> parameters with what
+      from_base: (method, parameters of one module, the base's) -> parameters with what
         follows from the values of the base.
       prepare: (parameters by module, modules of the base) -> the parameters that `install` needs,
         if those that are trained compute them.

@@ -143,7 +143,7 @@ def unmerge_adapter(method: Adapter, params: Params) -> Params:
     """Returns the parameters of the base alone, from a merged model and the adapter.
 
     Args:
-      params: the merged parameters, and those of the adapter under "adapter".
+      params: the merged parameters, and the adapter's under "adapter".
 
     Raises:
       ConfigError: the adapter cannot be merged, or is DoRA.

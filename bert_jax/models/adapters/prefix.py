@@ -1,7 +1,7 @@
-"""Computes prefix tuning: trained keys and values in front of those of the text in each layer.
+"""Computes prefix tuning: trained keys and values in front of the text's in each layer.
 
 The parameters are `prefix_key` and `prefix_value` [n, D] under the path of each attention, whose H
-heads follow one another in D. With reparametrization they are those of a `prefix_encoder` that
+heads follow one another in D. With reparametrization they come from a `prefix_encoder` that
 computes keys and values: `embedding` [n, D], `down/...` D -> M, tanh, `up/...` M -> 2 N x D. Its
 outputs are the key of layer 0, the value of layer 0, the key of layer 1 and so on, as in peft.
 """
@@ -106,7 +106,7 @@ def _install_prefix(method: PrefixTuning, network: Any, adapter: Modules) -> Non
 
 
 class PrefixAttention(nnx.Module):
-    """Attends to trained keys and values besides those of the text."""
+    """Attends to trained keys and values besides the text's."""
 
     def __init__(self, base: SelfAttention, leaves: Leaves):
         self.base = base
@@ -151,7 +151,7 @@ class PrefixAttention(nnx.Module):
 # Positions of the text start after the prefix, as in Hugging Face. peft drops `token_type_ids` in
 # question answering with a prefix, which is not followed here.
 class PrefixedEncoder(nnx.Module):
-    """Encodes a text whose positions begin after those of the prefix, as in Hugging Face."""
+    """Encodes a text whose positions begin after the prefix's, as in Hugging Face."""
 
     def __init__(self, base: Any, length: int, config: TransformerConfig):
         self.base, self.length, self.max_length = base, length, config.max_length

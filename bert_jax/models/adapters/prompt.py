@@ -1,4 +1,4 @@
-"""Computes prompt tuning: trained embeddings in front of those of the text.
+"""Computes prompt tuning: trained embeddings in front of the text's.
 
 The parameter is `prompt` [n, E], under the path of the word embeddings. It starts from random
 values, or from the embeddings of tokens (Lester et al. 2021, section 3.2; peft's `TEXT`).
@@ -66,7 +66,7 @@ def _install_prompt(method: PromptTuning, network: Any, adapter: Modules) -> Non
 
 
 class PromptEmbeddings(nnx.Module):
-    """Looks up embeddings of tokens, the first of which are replaced by those of the prompt."""
+    """Looks up embeddings of tokens, the first of which are replaced by the prompt's."""
 
     def __init__(self, base: Any, leaves: Leaves):
         self.base, self.prompt = base, nnx.Param(leaves["prompt"])

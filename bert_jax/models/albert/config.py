@@ -72,7 +72,7 @@ class AlbertConfig(TransformerConfig):
     ) -> Self:
         """Returns the config of a published model: base, large, xlarge or xxlarge, v1 or v2.
 
-        The values are those of Hugging Face's files. v1 has dropout 0.1 except for xxlarge, v2 has
+        The values are as in Hugging Face's files. v1 has dropout 0.1 except for xxlarge, v2 has
         none.
         """
         layers, hidden, heads, intermediate = _SIZES[size]
@@ -113,7 +113,7 @@ class AlbertConfig(TransformerConfig):
         return [groups.count(group) for group in range(self.num_hidden_groups)]
 
     def encoder_flops(self, seq_length: int) -> float:
-        """Returns the forward FLOPs for one token: those of BERT, and the projection from E to D.
+        """Returns the forward FLOPs for one token: as BERT, and the projection from E to D.
 
         Shared parameters save no FLOPs: every layer is computed.
         """

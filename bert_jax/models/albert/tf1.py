@@ -1,6 +1,6 @@
 """Lists the variable names of Google's ALBERT checkpoints by parameter path.
 
-Kernels are [in, out], as here, except that of the sentence-order classifier, [classes, in].
+Kernels are [in, out], as here, except in the sentence-order classifier, [classes, in].
 """
 
 from bert_jax.models.bert.tf1 import dense_names, embedding_names, norm_names

@@ -24,7 +24,7 @@ POSITION_OFFSET = 2
 
 @dataclass(frozen=True, kw_only=True)
 class BartConfig(Seq2SeqTransformerConfig):
-    """Configures BART (Lewis et al. 2020); default values are those of BART-base.
+    """Configures BART (Lewis et al. 2020); default values are as in BART-base.
 
     Attributes:
       max_position_embeddings: the largest number of tokens; the table has `POSITION_OFFSET` more

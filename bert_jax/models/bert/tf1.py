@@ -1,6 +1,6 @@
 """Lists the variable names of Google's original BERT checkpoints by parameter path.
 
-Kernels are [in, out], as here, except that of the next-sentence classifier, [classes, in].
+Kernels are [in, out], as here, except in the next-sentence classifier, [classes, in].
 """
 
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable

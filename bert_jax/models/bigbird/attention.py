@@ -156,7 +156,7 @@ def block_counts(num_blocks: int, num_random_blocks: int, plan: np.ndarray | Non
 
 
 _LENGTHS_OF_THE_PAPER = (1024, 3072, 4096)
-"""Lengths for which the original code draws blocks in another way, that of the paper."""
+"""Lengths for which the original code draws blocks in another way, as in the paper."""
 
 
 # NumPy's generator with the layer as seed, because Hugging Face draws the blocks so: a model that

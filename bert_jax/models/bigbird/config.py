@@ -33,7 +33,7 @@ class BlockSparseWhenLong:
     """Selects block-sparse attention for long sequences, and full attention for short ones.
 
     A sequence of at most `max_full_length` tokens is too short for the pattern, whose blocks would
-    overlap. The length that counts is that of the batch, padding included. Hugging Face does the
+    overlap. The length that counts is the batch's, padding included. Hugging Face does the
     same, but a model there has full attention forever after its first short batch.
     """
 
@@ -89,7 +89,7 @@ class BigBirdConfig(TransformerConfig):
         )
 
     def attended_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of keys of each layer: those of the visible blocks.
+        """Returns the number of keys of each layer: the keys in visible blocks.
 
         In training a query attends to 5 blocks and the random ones, but those of the first and the
         last block attend to all L keys, which is 2 blocks of keys for each query on average.

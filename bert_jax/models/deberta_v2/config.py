@@ -32,7 +32,7 @@ _SIZES: dict[DebertaV3Size, tuple[int, int, int]] = {
 class DebertaV2Config(TransformerConfig):
     """Configures a DeBERTa encoder (He et al. 2021, 2023); default values are DeBERTa-v3-base.
 
-    They are those of the published models. Hugging Face's `DebertaV2Config()` has others, without
+    They are the published models' values. Hugging Face's `DebertaV2Config()` has others, without
     relative attention.
 
     Attributes:

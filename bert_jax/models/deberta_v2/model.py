@@ -93,8 +93,8 @@ class DisentangledAttention(nnx.Module):
         scale = jnp.asarray((3 * D // H) ** -0.5, q.dtype)
         q = q * scale
         scores = attention_scores(q, k)
-        # `rows` is in ascending order of i - j. `skew` needs that of j - i for rows of queries,
-        # and the ascending one for rows of keys.
+        # `rows` is in ascending order of i - j. `skew` needs the order of j - i for rows of
+        # queries, and the ascending one for rows of keys.
         scores += skew(position_scores(q, relative_k[::-1]))
         scores += jnp.swapaxes(skew(position_scores(k, relative_q * scale)), -1, -2)
         scores = jnp.where(mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min)

@@ -71,7 +71,7 @@ GENERATOR = NameTable(
 
 
 def is_electra(shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Returns whether the variables of a checkpoint, given by name, are those of ELECTRA."""
+    """Returns whether a checkpoint with variables of these names is ELECTRA's."""
     return f"{_EMBEDDINGS}/word_embeddings" in shapes
 
 

@@ -36,7 +36,7 @@ _CLASSIFIER = DenseClassifier(activation=Gelu(), input_dropout=False)
 
 @dataclass(frozen=True, kw_only=True)
 class EuroBertConfig(TransformerConfig):
-    """Configures a EuroBERT encoder (Boizard et al. 2025); default values are those of 210m.
+    """Configures a EuroBERT encoder (Boizard et al. 2025); default values are as in 210m.
 
     Attributes:
       num_key_value_heads: heads of keys and values, each of which several heads of queries share;

@@ -281,7 +281,7 @@ class SpanBoundaryHead(nnx.Module):
 
 
 # One vector for each window goes in and one vector comes out, which the family's ordinary
-# classifier reads: losses, labels, metrics and sharding are those of classification. The number of
+# classifier reads: losses, labels, metrics and sharding are as for classification. The number of
 # windows is fixed, which costs computation for short texts but compiles one step. Hugging Face has
 # no such class, so the run folder is the model.
 class WindowEncoderModule(nnx.Module):

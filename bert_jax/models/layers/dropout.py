@@ -66,7 +66,7 @@ def row_keys(index: jax.Array, seed: DropoutSeed) -> jax.Array:
 
 
 def column_keys(index: jax.Array, seed: DropoutSeed) -> jax.Array:
-    """Returns the uint32 keys of columns, given an index over all axes but that of the rows."""
+    """Returns the uint32 keys of columns, given an index over all axes but the rows' axis."""
     return _multiplicative_hash(index, seed[1], seed[0] ^ jnp.uint32(0x85EBCA6B))
 
 

@@ -42,7 +42,7 @@ def fused_attention(
 ) -> jax.Array:
     """Computes the context [B, L, D] from queries, keys and values [B, L, D].
 
-    The arguments are those of `pallas_attention.forward`.
+    The arguments are as for `pallas_attention.forward`.
     """
     return _make_forward(attention_params)(
         q, k, v, q_segment_ids, kv_segment_ids, _batch_indices(q), seed

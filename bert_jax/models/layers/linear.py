@@ -118,7 +118,7 @@ class LayerNorm(nnx.Module):
         if self.dtype == jnp.float32:
             # E[x^2] - E[x]^2 loses digits that parity with other implementations needs.
             variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-        else:  # one pass over x; its rounding is far below that of bfloat16 inputs
+        else:  # one pass over x; it rounds far less than bfloat16 inputs do
             squares = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
             variance = jnp.maximum(squares - jnp.square(mean), 0.0)
         normalized = centered * jax.lax.rsqrt(variance + self.epsilon)

@@ -60,7 +60,7 @@ def local_attention(
       segment_ids: int32 [B, L], not negative. Packed examples have different ids, and so have real
         tokens and padding. Every token attends at least to itself.
       radius: the largest distance between a query and its keys, so a window has 2 radius + 1 keys.
-      kv_segment_ids: int32 [B, L], the segment ids of keys if they differ from those of queries;
+      kv_segment_ids: int32 [B, L], the segment ids of keys if they differ from the queries' ids;
         -1 for keys that no query attends to.
       shared_keys: keys outside of the windows; None for none.
       causal: whether a query attends only to its own position and those before it.

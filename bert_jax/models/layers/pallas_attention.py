@@ -3,7 +3,7 @@
 All scores of a head, [L, L], fit into the memory of a core (VMEM), so the kernel needs no running
 maxima, and the backward pass recomputes the scores instead of reading them. No array of size L x L
 is written to the memory of the device (HBM). Padding, packing and dropout are applied in the
-kernel; the dropout mask is that of `dropout.py`, element for element. The bodies of the kernels are
+kernel; the dropout mask is as in `dropout.py`, element for element. The bodies of the kernels are
 in `pallas_attention_kernels.py`.
 
 Arrays stay [B, L, D], as the projections compute them. One program of the grid reads 128 lanes of
@@ -123,9 +123,9 @@ def backward(
     dropout_rate: float,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes the gradients of q, k and v from `grad`, that of the context; all [B, L, D].
+    """Computes the gradients of q, k and v from `grad`, the context's gradient; all [B, L, D].
 
-    The other arguments and `logsumexp` are those of `forward`.
+    The other arguments and `logsumexp` are as in `forward`.
     """
     _, length, width = q.shape
     qkv_spec, column_spec, row_spec, logsumexp_spec = _block_specs(

@@ -2,7 +2,7 @@
 
 Distances between positions are sorted into buckets: small ones each have a bucket of their own,
 larger ones share buckets whose sizes grow logarithmically. Each head learns a number per bucket
-(Raffel et al. 2020, section 2.1). MPNet uses the same bias. Those of ALiBi are not learned.
+(Raffel et al. 2020, section 2.1). MPNet uses the same bias. ALiBi's biases are not learned.
 """
 
 import math
@@ -30,7 +30,7 @@ class RelativePositionBias(nnx.Module):
         max_distance: int = 128,
         bidirectional: bool = True,
     ):
-        """Initializes the table; the last arguments are those of `relative_position_buckets`."""
+        """Initializes the table; the last arguments are as for `relative_position_buckets`."""
         self.bias = nnx.Param(init(rngs.params(), (num_buckets, num_heads), jnp.float32))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 

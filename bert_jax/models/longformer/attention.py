@@ -189,7 +189,7 @@ class WindowAndGlobalAttention(SelfAttention):
         )
         scores = jnp.where(in_segment, scores, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores, axis=-1)
-        # Another mask than that of the windows, whose elements have the same indices.
+        # Another mask than for the windows, whose elements have the same indices.
         seed = None if dropout_seed is None else dropout_seed ^ jnp.uint32(0x9E3779B9)
         return attention_context(dropout(weights, self.dropout_rate, seed), v).astype(
             v.dtype

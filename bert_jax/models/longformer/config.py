@@ -23,7 +23,7 @@ from bert_jax.models.layers.config import (
 
 LongformerSize = Literal["base", "large"]
 
-# Layers, hidden size and heads: Beltagy et al. 2020, section 5 (those of RoBERTa).
+# Layers, hidden size and heads: Beltagy et al. 2020, section 5 (as RoBERTa).
 _SIZES: dict[LongformerSize, tuple[int, int, int]] = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
@@ -34,7 +34,7 @@ _SIZES: dict[LongformerSize, tuple[int, int, int]] = {
 class LongformerConfig(TransformerConfig):
     """Configures a Longformer encoder (Beltagy et al. 2020); default values are Longformer-base.
 
-    They are those of the published models. Hugging Face's `LongformerConfig()` has others: BERT's
+    They are the published models' values. Hugging Face's `LongformerConfig()` has others: BERT's
     vocabulary, 512 positions, 2 token types and an epsilon of 1e-12.
 
     Attributes:
@@ -136,5 +136,5 @@ class LongformerConfig(TransformerConfig):
         return tuple(min(window + 1, seq_length) for window in self.attention_window)
 
     def scored_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of scores for a query in each layer: those of a block's window."""
+        """Returns the number of scores for a query in each layer: a block's window."""
         return tuple(window_size(seq_length, window // 2) for window in self.attention_window)

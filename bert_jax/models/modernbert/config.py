@@ -150,11 +150,11 @@ class ModernBertConfig(TransformerConfig):
         return self.classifier_pooling
 
     def attended_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of keys of each layer: all tokens, or those of the window."""
+        """Returns the number of keys of each layer: all tokens, or the window's."""
         return self._keys(seq_length, min(seq_length, 2 * self.radius + 1))
 
     def scored_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of scores for a query: those of a block's window in local layers."""
+        """Returns the number of scores for a query: a block's window in local layers."""
         return self._keys(seq_length, window_size(seq_length, self.radius))
 
     def _keys(self, full: int, local: int) -> tuple[float, ...]:

@@ -65,7 +65,7 @@ _BUFFERS = [Ignored("model.layers.*.attn.rotary_emb.inv_freq", "a buffer, in old
 def names(tied: bool, head_name: str) -> NameTable:
     """Returns the tensor names for tied or untied token embeddings and a task head's parameter.
 
-    Hugging Face's heads are all called "classifier", that of question answering, too.
+    Hugging Face's heads are all called "classifier", for question answering, too.
     """
     rows = [*_NAMES, *dense_names(head_name, "classifier")]
     if tied:

@@ -14,9 +14,9 @@ PAD_TOKEN_ID = 1
 
 @dataclass(frozen=True, kw_only=True)
 class MPNetConfig(TransformerConfig):
-    """Configures an MPNet encoder (Song et al. 2020); default values are those of MPNet-base.
+    """Configures an MPNet encoder (Song et al. 2020); default values are as in MPNet-base.
 
-    They are those of the published model, microsoft/mpnet-base. Hugging Face's `MPNetConfig()` has
+    They are the published model's, microsoft/mpnet-base. Hugging Face's `MPNetConfig()` has
     others: 512 positions and an epsilon of 1e-12.
     """
 

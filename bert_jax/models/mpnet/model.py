@@ -190,7 +190,7 @@ class MPNetEncoder(BertEncoder):
         bias_HLL = self.relative_attention_bias(length)[0]
         bias_BHSS = add_streams_to_bias(bias_HLL, positions)
         mask_BSS = two_stream_mask(predictions, length)
-        # Keys of the query stream, and those of unused entries, are in a segment of their own.
+        # Keys of the query stream, and of unused entries, are in a segment of their own.
         prediction_segments = jnp.take_along_axis(segment_ids, positions, axis=1)
         mask_segments = jnp.where(predictions.is_used, prediction_segments, -1)
         return AttentionMask(

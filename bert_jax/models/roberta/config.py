@@ -25,7 +25,7 @@ _SIZES: dict[RobertaSize, tuple[int, int, int]] = {
 class RobertaConfig(TransformerConfig):
     """Configures a RoBERTa encoder (Liu et al. 2019); default values are RoBERTa-base.
 
-    They are those of the published models. Hugging Face's `RobertaConfig()` has others: 512
+    They are the published models' values. Hugging Face's `RobertaConfig()` has others: 512
     positions, 2 token types and an epsilon of 1e-12.
     """
 

@@ -1,6 +1,6 @@
 """Defines the config of a sentence encoder: what turns hidden states of tokens into one vector.
 
-Names are those of sentence-transformers. Imports no jax.
+Names are as in sentence-transformers. Imports no jax.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ class SentenceEncoderConfig:
 
     Attributes:
       pooling: the vectors of several modes are concatenated in the order given.
-      include_prompt: whether the tokens of the prompt are pooled like those of the text.
+      include_prompt: whether the tokens of the prompt are pooled like the text's tokens.
       modules: applied to the pooled vector in this order.
       max_seq_length: texts are truncated to so many tokens, special tokens included; None is the
         longest length of the encoder.

@@ -1,6 +1,6 @@
 """Turns hidden states into vectors of texts: pooling, dense layers, normalization.
 
-The parameters are those of the encoder and "sentence_head/dense/<i>/{kernel,bias}", where i counts
+The parameters are the encoder's and "sentence_head/dense/<i>/{kernel,bias}", where i counts
 the `Dense` modules.
 """
 
@@ -25,7 +25,7 @@ from bert_jax.params.functional import Network
 
 
 class SentenceHead(nnx.Module):
-    """Computes vectors of texts from hidden states, in float32; its config is that of the encoder.
+    """Computes vectors of texts from hidden states, in float32; its config is the encoder's.
 
     The embedding width E is `config.embedding_size(hidden_size)`.
     """

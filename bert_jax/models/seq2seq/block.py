@@ -245,7 +245,7 @@ class Block(nnx.Module):
         *,
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, None]:
-        """Applies the layer; the interface is that of `apply_layers`.
+        """Applies the layer; the interface is as in `apply_layers`.
 
         Args:
           dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout.

@@ -35,7 +35,7 @@ class Source(NamedTuple):
     """Holds what decoding needs of encoded sources.
 
     Attributes:
-      keys_values: those of cross-attention, for each decoder layer.
+      keys_values: of cross-attention, for each decoder layer.
       attention_mask: int32 [B, L], 1 = real token.
     """
 

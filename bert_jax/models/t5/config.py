@@ -39,7 +39,7 @@ _NO_LIMIT = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(Seq2SeqTransformerConfig):
-    """Configures T5 (Raffel et al. 2020); default values are those of T5-small, version 1.0.
+    """Configures T5 (Raffel et al. 2020); default values are as in T5-small, version 1.0.
 
     Attributes:
       d_kv: K, the width of a head; H x K may differ from D.

@@ -213,7 +213,7 @@ class Checkpointer:
     ) -> tuple[dict[str, Any], dict[str, Any], int]:
         """Reads a checkpoint directly into the shardings of `abstract_state`.
 
-        The mesh and the number of processes may differ from those of the run that saved it. Without
+        The mesh and the number of processes may differ from the run that saved it. Without
         `step`, damaged checkpoints after the newest valid one are renamed to <step>.damaged, so
         that the run can save these steps again.
 

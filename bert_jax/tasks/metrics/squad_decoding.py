@@ -1,6 +1,6 @@
 """Decodes answers from start and end logits over the windows of a context.
 
-The rules are those of BERT's `run_squad.py` (Devlin et al. 2019, sections 4.2 and 4.3). An answer
+The rules are as in BERT's `run_squad.py` (Devlin et al. 2019, sections 4.2 and 4.3). An answer
 starts at a token in the window that gives this token most context, and ends in the same window.
 Its score is the sum of its start and end logits. "No answer" scores the sum at [CLS], in the window
 with the lowest sum. Unlike `run_squad.py`, which combines the best starts with the best ends, this
@@ -47,7 +47,7 @@ class PredictedAnswer:
     """Holds the best answer to a question, and the other candidates."""
 
     best: Candidate  # never "no answer"
-    no_answer_score: float  # score of "no answer" minus that of `best`
+    no_answer_score: float  # score of "no answer" minus the score of `best`
     n_best: tuple[Candidate, ...]  # by descending score, with "no answer" if it was allowed
 
     def text(self, threshold: float = 0.0) -> str:

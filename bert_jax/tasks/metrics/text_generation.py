@@ -2,7 +2,7 @@
 
 ROUGE has the values of the package rouge-score without stemming; it is implemented here because
 that package has no wheel. Its words are ASCII letters and digits, so ROUGE is 0 for texts in other
-scripts; use chrF for them. BLEU and chrF are those of sacrebleu with its default tokenizer, 13a.
+scripts; use chrF for them. BLEU and chrF are as in sacrebleu with its default tokenizer, 13a.
 T5 reports other variants: BLEU with the tokenizer `intl`, and ROUGE-L over sentences (rougeLsum).
 """
 

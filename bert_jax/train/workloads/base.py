@@ -82,5 +82,5 @@ class Source(Protocol):
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
-        """Writes the final results of a run, computed with its best parameters, those of `step`."""
+        """Writes the final results of a run, computed with its best parameters, from `step`."""
         ...

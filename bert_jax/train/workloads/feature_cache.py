@@ -5,7 +5,7 @@
                                           again if it differs
                    checksums.json         see checksums.py
 
-A sequence has the vectors that its head reads: those of the first token of each text, or of all
+A sequence has the vectors that its head reads: of the first token of each text, or of all
 tokens, or for question answering of every position of the longest bucket, because its loss also
 reads padding. The files are memory-mapped, so they may be larger than memory. The folder may be
 deleted at any time: a run that resumes without it computes it again.

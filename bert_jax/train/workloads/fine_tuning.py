@@ -66,7 +66,7 @@ class FineTuningSource:
 
         Raises:
           UserError: its files are missing or damaged, or it has nothing to train on.
-          ConfigError: the objective is not that of the task.
+          ConfigError: the objective does not fit the task.
         """
         if not isinstance(experiment.objective, FineTuning):
             raise ConfigError(
@@ -320,7 +320,7 @@ def check_tuning(data: FineTuningData, objective: FineTuning, tuning: TuningConf
         raise ConfigError(
             f"data.prompt is set, and train.tuning has the method {tuning.method} and the "
             f"features {tuning.features}; expected no virtual tokens, which would move the "
-            "mask, and ComputedFeatures, because the cached ones are not those of the mask"
+            "mask, and ComputedFeatures, because the cached ones do not belong to the mask"
         )
     if isinstance(objective.distillation, SoftLabels) and cached:
         raise ConfigError(

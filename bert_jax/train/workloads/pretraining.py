@@ -99,7 +99,7 @@ class PretrainingSource:
                 shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
 
     def data_fingerprint(self) -> str | None:
-        """Returns the fingerprint of the corpus; mixture.json has those of a mixture."""
+        """Returns the fingerprint of the corpus; mixture.json has the fingerprints of a mixture."""
         return None if self._mixture else self._corpora[0].manifest.fingerprint
 
     def describe_data(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ class PretrainingSource:
         """Does nothing: masks are drawn in every epoch, so nothing is computed in advance."""
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """Returns the fields that the objective needs, and those of packed sequences."""
+        """Returns the fields that the objective needs, and the fields of packed sequences."""
         fields = select_fields(self._data, objective.batch_fields())
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):

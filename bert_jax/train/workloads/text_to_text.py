@@ -51,7 +51,7 @@ from bert_jax.train.workloads.multi_task import MEAN_METRIC
 logger = logging.getLogger(__name__)
 
 _LABELED_KINDS = ("classification", "regression")
-"""Kinds of tasks whose targets are labels or scores; those of all others are free texts."""
+"""Kinds of tasks whose targets are labels or scores; all others have free texts."""
 
 
 class TextToTextSource:
@@ -114,7 +114,7 @@ class TextToTextSource:
         """Does nothing: nothing is computed in advance."""
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """Returns the fields that the objective reads, and those of packed sequences."""
+        """Returns the fields that the objective reads, and the fields of packed sequences."""
         return objective.batch_fields() + (PACKED_DECODER_FIELDS if self._data.packing else ())
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:

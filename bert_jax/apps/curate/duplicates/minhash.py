@@ -64,7 +64,7 @@ def shingle_hashes(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def shingle_set(words: np.ndarray, n: int) -> np.ndarray:
-    """Returns the distinct shingle hashes, ascending; the arguments are as in `shingle_hashes`."""
+    """Returns the distinct shingle hashes, ascending; the arguments are as for `shingle_hashes`."""
     return np.unique(shingle_hashes(words, n))
 
 

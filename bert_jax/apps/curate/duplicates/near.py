@@ -114,7 +114,7 @@ _EDGE = np.dtype([*_RANK, ("document", "<u8"), ("negative_similarity", "<f8"), (
 # document has a twin in the ledger with the measured similarity.
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicates:
-    """Drops documents whose shingles are nearly the same as those of a kept document.
+    """Drops documents whose shingles are nearly the same as a kept document's.
 
     Of two similar documents, the one is kept whose source is earlier, else the longer one, else the
     one whose id has the smaller hash.
@@ -124,7 +124,7 @@ class NearDuplicates:
         kept document that is its twin in the ledger.
       ngram: words in a shingle. Documents with fewer words are not compared.
       bands, rows: a pair of similarity s is compared with probability 1 - (1 - s^rows)^bands; with
-        the defaults, those of FineWeb, 92 % at 0.8 and 99 % at 0.85.
+        the defaults, FineWeb's, 92 % at 0.8 and 99 % at 0.85.
       ignored_sources: names of sources whose documents are not compared.
     """
 

@@ -1,6 +1,6 @@
 """Converts bytes of an unknown encoding to text, and repairs text that was decoded wrongly.
 
-The order is that of a careful browser: a byte-order mark, valid UTF-8, the declared encoding, a
+The order is a careful browser's: a byte-order mark, valid UTF-8, the declared encoding, a
 guess, and Windows-1252, which every byte can be read with.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bert_jax.errors import MissingExtraError
 
 _BYTE_ORDER_MARKS = (
-    # UTF-32 first: its little-endian mark begins with that of UTF-16.
+    # UTF-32 first: its little-endian mark begins with the mark of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF8, "utf-8-sig"),

@@ -32,7 +32,7 @@ EPILOG = """examples:
   bert-jax few-shot sst2 exported --glue-dir glue_data --shots 0 --output runs/zero
   bert-jax few-shot rte exported --glue-dir glue_data --output runs/rte --prompt words.json
 
-The protocol is that of LM-BFF (Gao et al. 2021): for each seed, K examples of each class are
+The protocol is as in LM-BFF (Gao et al. 2021): for each seed, K examples of each class are
 sampled for training and K for dev, which selects the checkpoint; the dev split of GLUE is the test
 set. The table has the mean and the standard deviation over the seeds. Methods:
 

@@ -221,7 +221,7 @@ def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
     """Copies the file of the items to a corpus that is prepared from files, as `copy_items`.
 
     It is not copied if only some of the shards of a curated corpus are read, because the counts are
-    those of all shards; this logs a warning.
+    the items of all shards; this logs a warning.
     """
     paths = [Path(file) for file in files]
     folders = sorted({path.parent for path in paths})
