@@ -100,9 +100,9 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.step import TrainSetup
-    from bert_jax.train.workloads.fine_tuning import FineTuningSource
+    from bert_jax.train.workloads import make_workload
 
-    phase, source = experiment.train.phases[0], FineTuningSource(experiment, experiment.data)
+    phase, source = experiment.train.phases[0], make_workload(experiment)
     mesh = sharding.make_mesh(experiment.mesh)
     setup = TrainSetup.from_experiment(experiment, mesh)
     fields = source.batch_fields(setup.objective)

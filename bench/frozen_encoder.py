@@ -120,12 +120,12 @@ def cache_features(experiment: Any, folder: Path) -> float:
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.step import TrainSetup
-    from bert_jax.train.workloads import make_source
+    from bert_jax.train.workloads import make_workload
 
     mesh = sharding.make_mesh(experiment.mesh)
     setup = TrainSetup.from_experiment(experiment, mesh)
     params = initialize_or_load(setup)["params"]
-    source = make_source(experiment)
+    source = make_workload(experiment)
     folder.mkdir()
     start = time.perf_counter()
     source.on_train_start(setup.objective, params, mesh, folder)

@@ -1,11 +1,24 @@
-"""Defines the interface between an objective and the training loop."""
+"""Defines what an objective is: a loss, the network that it needs, and all that depends on both.
 
-from typing import Any, NamedTuple, Protocol
+The training loop needs the loss and the parameters. Other modules ask an objective for its FLOPs,
+for where its parameters come from, and for the model that a run of it has trained, so that none of
+them has to know which objectives there are.
+"""
+
+import abc
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 
-from bert_jax.losses import Batch, WeightedMean
-from bert_jax.params.functional import Params
+from bert_jax.losses import WeightedMean
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+from bert_jax.params import paths
+from bert_jax.params.functional import Network, Params
+
+Batch = dict[str, jax.Array]
 
 
 class LossOutput(NamedTuple):
@@ -21,29 +34,80 @@ class LossOutput(NamedTuple):
     metrics: dict[str, WeightedMean]
 
 
-class Objective(Protocol):
-    """Computes a loss from parameters and a batch; it owns the network."""
+class BatchSizes(NamedTuple):
+    """Holds the sizes of a batch from which FLOPs are computed; `bert_jax.batch` has the letters.
+
+    Attributes:
+      examples: B.
+      sequences: B, or B x A for choices and windows.
+      length: L.
+      predictions: P.
+      target_length: T.
+    """
+
+    examples: int
+    sequences: int
+    length: int
+    predictions: int = 0
+    target_length: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """Holds the model of a run, without the second networks and heads of its training.
+
+    Attributes:
+      params: nested dict of the encoder and its heads.
+      head: the head of the task; None for a pretrained model or a sentence encoder.
+      tasks: the names of the tasks, for a multi-task run of which no task was chosen.
+      sentence_encoder: the config of what follows the encoder, in a run that trained a sentence
+        encoder.
+      sentence_head: its parameters, nested; {} without dense layers.
+    """
+
+    params: dict[str, Any]
+    head: TaskHead | None = None
+    tasks: tuple[str, ...] = ()
+    sentence_encoder: SentenceEncoderConfig | None = None
+    sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Objective(abc.ABC):
+    """Computes a loss from parameters and a batch; it owns the network.
+
+    Attributes:
+      config: the config of the objective.
+      network: what `abstract` and `init` describe, if there is one network only.
+      makes_encoder: whether a run makes an encoder that `load_model` can load.
+      starts_from: the kind of pretrained model from which a run can start.
+      has_tasks: whether a run has several tasks, of which `trained_model` selects one.
+    """
 
     config: Any
+    network: Network[Any]
+    makes_encoder: ClassVar[bool] = True
+    starts_from: ClassVar[Literal["encoder", "sentence encoder", "encoder-decoder"]] = "encoder"
+    has_tasks: ClassVar[bool] = False
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
-        ...
+        return self.network.abstract()
 
     def init(self, key: jax.Array) -> Params:
         """Returns newly initialized parameters, float32."""
-        ...
+        return self.network.init(key)
 
+    @abc.abstractmethod
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the batch fields that the loss needs; see `bert_jax.batch`."""
-        ...
 
     # Known before the loss: every microbatch divides its sum by the count of the whole batch, so
     # that the parts add up exactly, even for two losses with different counts.
+    @abc.abstractmethod
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss's sum: float32 scalars that depend on the batch only."""
-        ...
 
+    @abc.abstractmethod
     def compute_loss(
         self,
         params: Params,
@@ -52,30 +116,59 @@ class Objective(Protocol):
         dropout_key: jax.Array | None,
     ) -> LossOutput:
         """Computes the loss of a batch, or of a part of the batch of `loss_denominators`."""
-        ...
+
+    def encoder_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the encoder, which adaptation methods can make cheaper."""
+        return sizes.sequences * sizes.length * self.config.model.encoder_flops(sizes.length)
+
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of what is trained besides; task heads, under 0.1 %, are 0."""
+        del sizes
+        return 0.0
+
+    def teacher_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of networks that are not trained."""
+        del sizes
+        return 0.0
+
+    def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
+        """Returns the parameter of a pretrained model from which a parameter starts; None: random.
+
+        Args:
+          path: a parameter of this objective.
+          head: the task head of the pretrained model, if it has one.
+        """
+        del head
+        return path
+
+    def masked_lm_purpose(self) -> str | None:
+        """Returns why a pretrained model must have a masked-LM head, to follow "it cannot"."""
+        return None
+
+    def check_teacher(self, path: str, head: TaskHead | None, missing: tuple[str, ...]) -> None:
+        """Checks that a teacher predicts what the student learns.
+
+        Args:
+          path: the folder of the teacher, for messages.
+          head: the teacher's task head, if it has one.
+          missing: the pretraining heads that its files do not have.
+        """
+        del path, head, missing
+
+    @classmethod
+    def trained_model(cls, config: Any, params: Params, task: str | None) -> TrainedModel:
+        """Returns the model that a run with `config` trained, from the parameters of a checkpoint.
+
+        Args:
+          task: the task to select; None unless `has_tasks`, where it selects no head.
+
+        Raises:
+          ConfigError: there is no such task.
+        """
+        del config, task
+        return TrainedModel(params=paths.without_auxiliary_networks(params))
 
 
-class MapParamsObjective:
-    """Wraps an objective, whose loss is computed from `map_params(params)`; for subclasses."""
-
-    def __init__(self, objective: Objective):
-        self.config, self._objective = objective.config, objective
-        self.abstract, self.init = objective.abstract, objective.init
-        self.batch_fields = objective.batch_fields
-        self.loss_denominators = objective.loss_denominators
-
-    def map_params(self, params: Params) -> Params:
-        """Returns the parameters to compute the loss from; traced under `jax.grad`."""
-        raise NotImplementedError
-
-    def compute_loss(
-        self,
-        params: Params,
-        batch: Batch,
-        loss_denominators: dict[str, jax.Array],
-        dropout_key: jax.Array | None,
-    ) -> LossOutput:
-        """Computes the loss of the wrapped objective."""
-        return self._objective.compute_loss(
-            self.map_params(params), batch, loss_denominators, dropout_key
-        )
+def masked_lm_flops(model: EncoderConfig) -> int:
+    """Returns the forward FLOPs of the masked-LM head for one prediction: D x E, then E x V."""
+    return 2 * model.word_embedding_size * (model.hidden_size + model.vocab_size)

@@ -10,28 +10,22 @@ from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.config.objectives import CausalLM
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction, weighted_mean
 from bert_jax.models.model import build_network
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective, masked_lm_flops
 from bert_jax.params.functional import Params
 
 
-class CausalLMObjective:
+class CausalLMObjective(Objective):
     """Implements the `Objective` of a `CausalLM` config.
 
     Attributes:
       network: the encoder with the LM head, which reads every position.
     """
 
+    makes_encoder = False
+
     def __init__(self, config: CausalLM):
         self.config = config
         self.network = build_network(config.model, ("masked_lm",), compute=config.compute)
-
-    def abstract(self) -> Params:
-        """Returns the parameters as shapes and dtypes."""
-        return self.network.abstract()
-
-    def init(self, key: jax.Array) -> Params:
-        """Returns newly initialized parameters, float32."""
-        return self.network.init(key)
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the encoder: the labels are the tokens themselves."""
@@ -55,6 +49,10 @@ class CausalLMObjective:
         weighted_loss, metrics = next_token_loss(logits, batch)
         metrics["padding_fraction"] = padding_fraction(batch)
         return LossOutput(weighted_loss.total / loss_denominators["lm"], metrics)
+
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the LM head at every position but the last."""
+        return sizes.examples * (sizes.length - 1) * masked_lm_flops(self.config.model)
 
 
 def next_token_loss(

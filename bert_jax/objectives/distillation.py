@@ -21,11 +21,13 @@ import jax.numpy as jnp
 from bert_jax.batch import MASKED_LM_FIELDS
 from bert_jax.config.distillation import AllTokens, MaskedTokens, SoftLabels, TaskDistillation
 from bert_jax.config.objectives import FineTuning, Pretraining
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.losses import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.models.adapters.config import Adapter
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network, encoder_inputs
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, masked_lm_flops
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.pretraining import Metrics, PretrainingObjective
 from bert_jax.params.functional import Params
@@ -106,6 +108,32 @@ class PretrainingDistillationObjective(PretrainingObjective):
             soft_metrics["cosine_loss"] = cosine
         return LossOutput(loss, metrics | soft_metrics)
 
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the hard losses, and of the student's compared logits."""
+        soft = self._num_compared(sizes) * masked_lm_flops(self.config.model)
+        return super().head_flops(sizes) + soft
+
+    def teacher_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the teacher, with its compared logits."""
+        model = self.distillation.teacher.model
+        encoder = sizes.sequences * sizes.length * model.encoder_flops(sizes.length)
+        return encoder + self._num_compared(sizes) * masked_lm_flops(model)
+
+    def _num_compared(self, sizes: BatchSizes) -> int:
+        """Returns at how many positions the logits of student and teacher are compared."""
+        if not self.distillation.soft_weight:
+            return 0
+        all_tokens = isinstance(self.distillation.soft_targets, AllTokens)
+        return sizes.sequences * (sizes.length if all_tokens else sizes.predictions)
+
+    def check_teacher(self, path: str, head: TaskHead | None, missing: tuple[str, ...]) -> None:
+        """Raises a UserError if a teacher has no masked-LM head."""
+        if "masked_lm" in missing:
+            raise UserError(
+                f"the teacher {path} has no masked-LM head, whose predictions the student "
+                "learns in pretraining; give a pretrained model with its head"
+            )
+
     def _masked_lm_logits(
         self, model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch
     ) -> jax.Array:
@@ -181,6 +209,20 @@ class TaskDistillationObjective(FineTuningObjective):
             "padding_fraction": padding_fraction({"attention_mask": mask}),
         }
         return LossOutput(loss, metrics | soft_metrics)
+
+    def teacher_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the teacher's encoder."""
+        flops = self.distillation.teacher.model.encoder_flops(sizes.length)
+        return sizes.sequences * sizes.length * flops
+
+    def check_teacher(self, path: str, head: TaskHead | None, missing: tuple[str, ...]) -> None:
+        """Raises a ConfigError if a teacher has another task head than the student."""
+        if head != self.config.head:
+            raise ConfigError(
+                f"the teacher {path} has the task head {head}, but objective.head is "
+                f"{self.config.head}; expected a teacher that was fine-tuned on the same task, "
+                "with the same labels in the same order"
+            )
 
 
 # The model that gave the soft labels may have had other inputs, so it cannot be a teacher, which

@@ -8,15 +8,21 @@ from bert_jax.config.objectives import FineTuning
 from bert_jax.losses import WeightedMean, padding_fraction
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.adapters.network import AdaptedNetwork
-from bert_jax.models.heads.config import reads_one_vector
+from bert_jax.models.heads.config import (
+    TaskHead,
+    head_param_name,
+    label_tokens_of,
+    reads_one_vector,
+)
 from bert_jax.models.model import EncoderWithHeads, build_network
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
+from bert_jax.params import paths
 from bert_jax.params.functional import Params
 from bert_jax.tasks.losses import HeadOutputs
 from bert_jax.tasks.registry import head_spec
 
 
-class FineTuningObjective:
+class FineTuningObjective(Objective):
     """Implements the `Objective` of a `FineTuning` config, and prediction."""
 
     def __init__(self, config: FineTuning, adapter: Adapter | None = None):
@@ -26,14 +32,6 @@ class FineTuningObjective:
         self.network = build_network(config.model, (), config.head, config.compute)
         if adapter is not None:
             self.network = AdaptedNetwork(self.network, adapter, config.model, config.compute)
-
-    def abstract(self) -> Params:
-        """Returns the parameters as shapes and dtypes."""
-        return self.network.abstract()
-
-    def init(self, key: jax.Array) -> Params:
-        """Initializes new parameters, float32."""
-        return self.network.init(key)
 
     def input_fields(self) -> tuple[str, ...]:
         """Returns the batch fields that `predict` reads."""
@@ -61,6 +59,22 @@ class FineTuningObjective:
         mask = encoder_inputs(batch)["attention_mask"]
         metrics["padding_fraction"] = padding_fraction({"attention_mask": mask})
         return LossOutput(weighted_loss.total / loss_denominators["loss"], metrics)
+
+    def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
+        """Returns the same path; None for the layer of a head that the model does not have."""
+        own_head = self.config.head
+        is_new = head != own_head and path.startswith(f"{head_param_name(own_head)}/")
+        return None if is_new else path
+
+    def masked_lm_purpose(self) -> str | None:
+        """Returns that label words are scored, if the head has some."""
+        return None if label_tokens_of(self.config.head) is None else "score label words"
+
+    @classmethod
+    def trained_model(cls, config: FineTuning, params: Params, task: str | None) -> TrainedModel:
+        """Returns the encoder with the head of the task."""
+        del task
+        return TrainedModel(params=paths.without_auxiliary_networks(params), head=config.head)
 
     def head_outputs(
         self, network: EncoderWithHeads, batch: Batch, dropout_key: jax.Array | None

@@ -14,7 +14,7 @@ from bert_jax.config.objectives import MaskedPermutedLM
 from bert_jax.losses import padding_fraction
 from bert_jax.models.model import build_network
 from bert_jax.models.mpnet.model import MPNetEncoder, Predictions, permutation_ranks
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective, masked_lm_flops
 from bert_jax.objectives.pretraining import masked_lm_loss
 from bert_jax.objectives.replaced_tokens import replace_tokens
 from bert_jax.params.functional import Params
@@ -24,7 +24,7 @@ from bert_jax.params.functional import Params
 # special tokens included, attends to padding, and cuts the word that does not fit. As in its
 # defaults, predictions are not weighted by their place in the order, and the content stream has no
 # loss of its own.
-class MaskedPermutedLMObjective:
+class MaskedPermutedLMObjective(Objective):
     """Implements the `Objective` of a `MaskedPermutedLM` config.
 
     Attributes:
@@ -35,14 +35,6 @@ class MaskedPermutedLMObjective:
         self.config = config
         heads = config.model.pretraining_heads
         self.network = build_network(config.model, heads, compute=config.compute)
-
-    def abstract(self) -> Params:
-        """Returns the parameters as shapes and dtypes."""
-        return self.network.abstract()
-
-    def init(self, key: jax.Array) -> Params:
-        """Returns newly initialized parameters, float32."""
-        return self.network.init(key)
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the encoder, of masked LM and of the order of predictions."""
@@ -76,6 +68,19 @@ class MaskedPermutedLMObjective:
         loss, metrics = masked_lm_loss(logits, batch, self.config.mask_token_id)
         metrics["padding_fraction"] = padding_fraction(batch)
         return LossOutput(loss.total / loss_denominators["mlm"], metrics)
+
+    def encoder_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of both streams.
+
+        The content stream has one mask more for each prediction, the query stream another.
+        """
+        num_keys = sizes.length + sizes.predictions
+        num_queries = num_keys + sizes.predictions
+        return sizes.sequences * num_queries * self.config.model.encoder_flops(num_keys)
+
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the masked-LM head."""
+        return sizes.examples * sizes.predictions * masked_lm_flops(self.config.model)
 
 
 def predictions_of(batch: Batch) -> Predictions:

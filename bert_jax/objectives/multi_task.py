@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from bert_jax.config.objectives import MultiTask, UncertaintyWeighting, UniformWeighting
 from bert_jax.losses import WeightedMean, padding_fraction
 from bert_jax.models.adapters.config import Adapter
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.functional import Params
 from bert_jax.params.paths import ADAPTER
@@ -34,7 +35,7 @@ def task_params(params: Params, name: str) -> Params:
 # All tasks share a batch, so that the step is compiled once for each length. Each head reads all
 # examples, and examples of other tasks have weight 0. Each head has a pooler of its own, so that
 # one task can be taken out as a complete model.
-class MultiTaskObjective:
+class MultiTaskObjective(Objective):
     """Implements the `Objective` of a `MultiTask` config.
 
     The encoder runs once for a batch, and every head is applied to all of its examples. An example
@@ -44,8 +45,10 @@ class MultiTaskObjective:
       tasks: name -> the objective of that task alone, for the parameters of `task_params`.
     """
 
+    has_tasks = True
+
     def __init__(self, config: MultiTask, adapter: Adapter | None = None):
-        self.config = config
+        self.config: MultiTask = config
         self.tasks = {
             name: FineTuningObjective(config.for_task(name), adapter) for name in config.task_names
         }
@@ -127,6 +130,21 @@ class MultiTaskObjective:
                     task_metrics[LOG_VARIANCE] = WeightedMean(s, jnp.float32(1))
             metrics |= {f"{name}/{metric}": value for metric, value in task_metrics.items()}
         return LossOutput(loss, metrics)
+
+    def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
+        """Returns the path in a model of one task, where a head is at the root."""
+        if not path.startswith(f"{HEADS}/"):
+            return path
+        _, name, single_task_path = path.split("/", 2)
+        return self.tasks[name].pretrained_path(single_task_path, head)
+
+    @classmethod
+    def trained_model(cls, config: MultiTask, params: Params, task: str | None) -> TrainedModel:
+        """Returns the encoder with the head of one task, or the encoder and the names of tasks."""
+        if task is None:
+            return TrainedModel(params={"encoder": params["encoder"]}, tasks=config.task_names)
+        head = config.for_task(task).head
+        return TrainedModel(params=task_params(params, task), head=head)
 
 
 def _mask_other_tasks(task_id: int, task: FineTuningObjective, batch: Batch) -> Batch:

@@ -5,14 +5,13 @@
     sop    sentence-order prediction    ALBERT (Lan et al. 2020, section 3.1)
     sbo    span boundary objective      SpanBERT (Joshi et al. 2020, section 3.2)
 
-Each is a `LossTerm`. The losses are pure functions of logits and batch fields and return their loss
+The losses are pure functions of logits and batch fields and return their loss
 and metrics as `WeightedMean`s.
 
 The masks are part of the batch. Special tokens are never predicted, in RoBERTa either, unlike in
 fairseq (`bert_jax/data/pretraining/masking.py`).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -27,69 +26,56 @@ from bert_jax.batch import (
 )
 from bert_jax.config.objectives import Pretraining
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction, weighted_mean
+from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective, masked_lm_flops
 from bert_jax.params.functional import Params
 
 Metrics = dict[str, WeightedMean]
 
 
-class LossTerm(NamedTuple):
-    """Describes one of the losses of pretraining.
-
-    Attributes:
-      heads: the heads of the model that it uses.
-      batch_fields: the fields that it reads besides the encoder's fields.
-      denominator: maps the whole batch to the divisor of the sum, a float32 scalar.
-      compute: maps model, last hidden states [B, L, D], batch and config to the loss, of which
-        `total` is the sum to divide, and the metrics.
-    """
+class LossInputs(NamedTuple):
+    """Names what a loss needs: heads of the model, and batch fields besides the encoder's."""
 
     heads: tuple[str, ...]
     batch_fields: tuple[str, ...]
-    denominator: Callable[[Batch], jax.Array]
-    compute: Callable[
-        [EncoderWithHeads, jax.Array, Batch, Pretraining], tuple[WeightedMean, Metrics]
-    ]
 
 
-class PretrainingObjective:
+LOSSES = {
+    "mlm": LossInputs(("masked_lm",), MASKED_LM_FIELDS),
+    "nsp": LossInputs(("pooler", "next_sentence"), NEXT_SENTENCE_FIELDS),
+    "sop": LossInputs(("pooler", "sentence_order"), SENTENCE_ORDER_FIELDS),
+    "sbo": LossInputs(("span_boundary",), ("masked_lm_ids", *SPAN_BOUNDARY_FIELDS)),
+}
+"""The losses by name; `Pretraining.loss_weights` has the same names."""
+
+
+class PretrainingObjective(Objective):
     """Implements the `Objective` of a `Pretraining` config.
 
     Attributes:
       network: the encoder with the pretraining heads of its family and of the losses.
-      terms: the losses whose weight is not 0, by name.
+      losses: the names of the losses whose weight is not 0.
     """
 
     def __init__(self, config: Pretraining):
         self.config = config
-        self.terms = {name: TERMS[name] for name, weight in config.loss_weights.items() if weight}
+        self.losses = [name for name, weight in config.loss_weights.items() if weight]
         # The heads of the family exist whatever the weights are, so that the parameters of a run do
         # not depend on them. Other heads exist if their loss has a weight.
-        heads = config.model.pretraining_heads
-        for term in self.terms.values():
-            heads += tuple(head for head in term.heads if head not in heads)
+        needed_heads = [head for name in self.losses for head in LOSSES[name].heads]
+        heads = tuple(dict.fromkeys((*config.model.pretraining_heads, *needed_heads)))
         self.network = build_network(config.model, heads, compute=config.compute)
-
-    def abstract(self) -> Params:
-        """Returns the parameters as shapes and dtypes."""
-        return self.network.abstract()
-
-    def init(self, key: jax.Array) -> Params:
-        """Returns newly initialized parameters, float32."""
-        return self.network.init(key)
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the encoder and of each loss whose weight is not 0."""
-        fields = ENCODER_FIELDS
-        for term in self.terms.values():
-            fields += tuple(name for name in term.batch_fields if name not in fields)
-        return fields
+        needed_fields = [field for name in self.losses for field in LOSSES[name].batch_fields]
+        return tuple(dict.fromkeys((*ENCODER_FIELDS, *needed_fields)))
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss, such as the number of selected positions ("mlm")."""
-        return {name: term.denominator(batch) for name, term in self.terms.items()}
+        return {name: _denominator(name, batch) for name in self.losses}
 
     def compute_loss(
         self,
@@ -113,19 +99,56 @@ class PretrainingObjective:
         """Computes the weighted sum of the losses from the last hidden states, and the metrics."""
         loss = jnp.float32(0)
         metrics: Metrics = {"padding_fraction": padding_fraction(batch)}
-        for name, term in self.terms.items():
-            term_loss, term_metrics = term.compute(model, hidden, batch, self.config)
-            loss += self.config.loss_weights[name] * term_loss.total / loss_denominators[name]
-            metrics |= term_metrics
+        for name in self.losses:
+            one_loss, loss_metrics = self._loss(name, model, hidden, batch)
+            loss += self.config.loss_weights[name] * one_loss.total / loss_denominators[name]
+            metrics |= loss_metrics
         return loss, metrics
 
+    def _loss(
+        self, name: str, model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch
+    ) -> tuple[WeightedMean, Metrics]:
+        """Computes one of the losses, of which `total` is the sum to divide, and its metrics."""
+        match name:
+            case "mlm":
+                selected_hidden = gather_positions(hidden_BLD, batch["masked_lm_positions"])
+                logits = model.masked_lm_logits(selected_hidden)
+                return masked_lm_loss(logits, batch, self.config.mask_token_id)
+            case "nsp":
+                return next_sentence_loss(model.next_sentence_logits(hidden_BLD), batch)
+            case "sop":
+                return sentence_order_loss(model.sentence_order_logits(hidden_BLD), batch)
+            case _:
+                return span_boundary_loss(model.span_boundary_logits(hidden_BLD, batch), batch)
 
-def _compute_mlm(
-    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
-) -> tuple[WeightedMean, Metrics]:
-    selected_hidden = gather_positions(hidden_BLD, batch["masked_lm_positions"])
-    logits = model.masked_lm_logits(selected_hidden)
-    return masked_lm_loss(logits, batch, config.mask_token_id)
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the heads whose losses have a weight."""
+        config, model = self.config, self.config.model
+        width, num_predictions = model.hidden_size, sizes.examples * sizes.predictions
+        flops = 0.0
+        if config.mlm_weight:
+            flops += num_predictions * masked_lm_flops(model)
+        num_pair_losses = bool(config.nsp_weight) + bool(config.sop_weight)
+        flops += num_pair_losses * sizes.examples * (2 * width**2 + 4 * width)
+        if config.sbo_weight:
+            boundary_flops = 2 * width * (2 * width + SPAN_POSITION_EMBEDDING_SIZE)
+            # Its second layer and its logits are those of masked LM.
+            flops += num_predictions * (masked_lm_flops(model) + boundary_flops)
+        return flops
+
+
+def _denominator(name: str, batch: Batch) -> jax.Array:
+    """Returns the divisor of the sum of a loss over the whole batch, a float32 scalar."""
+    match name:
+        case "mlm":
+            return jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0)
+        case "nsp":
+            return jnp.float32(batch["next_sentence_labels"].shape[0])
+        case "sop":
+            return jnp.float32(batch["sentence_order_labels"].shape[0])
+        case _:
+            # SpanBERT's release adds 1, because a batch may have no target.
+            return jnp.sum(batch["span_target_weights"]) + 1.0
 
 
 def masked_lm_loss(
@@ -156,23 +179,9 @@ def masked_lm_loss(
     return loss, metrics
 
 
-def _compute_nsp(
-    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
-) -> tuple[WeightedMean, Metrics]:
-    del config
-    return next_sentence_loss(model.next_sentence_logits(hidden_BLD), batch)
-
-
 def next_sentence_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
     """Computes the next-sentence loss: cross-entropy of IsNext (0) and NotNext (1)."""
     return _pair_loss(logits_BC, batch["next_sentence_labels"], "nsp")
-
-
-def _compute_sop(
-    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
-) -> tuple[WeightedMean, Metrics]:
-    del config
-    return sentence_order_loss(model.sentence_order_logits(hidden_BLD), batch)
 
 
 def sentence_order_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
@@ -189,13 +198,6 @@ def _pair_loss(
     return loss, {f"{name}_loss": loss, f"{name}_accuracy": weighted_mean(correct, ones)}
 
 
-def _compute_sbo(
-    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
-) -> tuple[WeightedMean, Metrics]:
-    del config
-    return span_boundary_loss(model.span_boundary_logits(hidden_BLD, batch), batch)
-
-
 # The targets are entries of masked LM with weights of their own, so that they need no ids.
 # SpanBERT's code also clamps attention scores to 10,000, because it trains in float16; float32 and
 # bfloat16 do not overflow there.
@@ -205,33 +207,3 @@ def span_boundary_loss(logits_BPV: jax.Array, batch: Batch) -> tuple[WeightedMea
     loss = weighted_mean(cross_entropy(logits_BPV, labels), weights)
     correct = is_correct(logits_BPV, labels)
     return loss, {"sbo_loss": loss, "sbo_accuracy": weighted_mean(correct, weights)}
-
-
-TERMS: dict[str, LossTerm] = {
-    "mlm": LossTerm(
-        ("masked_lm",),
-        MASKED_LM_FIELDS,
-        lambda batch: jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0),
-        _compute_mlm,
-    ),
-    "nsp": LossTerm(
-        ("pooler", "next_sentence"),
-        NEXT_SENTENCE_FIELDS,
-        lambda batch: jnp.float32(batch["next_sentence_labels"].shape[0]),
-        _compute_nsp,
-    ),
-    "sop": LossTerm(
-        ("pooler", "sentence_order"),
-        SENTENCE_ORDER_FIELDS,
-        lambda batch: jnp.float32(batch["sentence_order_labels"].shape[0]),
-        _compute_sop,
-    ),
-    "sbo": LossTerm(
-        ("span_boundary",),
-        ("masked_lm_ids", *SPAN_BOUNDARY_FIELDS),
-        # SpanBERT's release adds 1, because a batch may have no target.
-        lambda batch: jnp.sum(batch["span_target_weights"]) + 1.0,
-        _compute_sbo,
-    ),
-}
-"""The losses by name; `Pretraining.loss_weights` has the same names."""

@@ -30,10 +30,18 @@ from bert_jax.config.objectives import (
     SharedEmbeddings,
 )
 from bert_jax.losses import WeightedMean, padding_fraction, weighted_mean
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.layers.dropout import column_keys, finalize_hash
 from bert_jax.models.model import build_network
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import (
+    Batch,
+    BatchSizes,
+    LossOutput,
+    Objective,
+    TrainedModel,
+    masked_lm_flops,
+)
 from bert_jax.objectives.pretraining import Metrics, masked_lm_loss
 from bert_jax.params.functional import Params
 from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
@@ -49,7 +57,7 @@ DIFFERENCE_TABLES = ("word_embeddings", "position_embeddings")
 # by their common norm. Its enhanced mask decoder is left out: no class of Hugging Face has it, so
 # the generator could not fill masks after its export. Unlike ELECTRA's code, positions are selected
 # without replacement: at a position drawn twice it puts the average of two ids, an unrelated token.
-class ReplacedTokensObjective:
+class ReplacedTokensObjective(Objective):
     """Implements the `Objective` of a `ReplacedTokens` config.
 
     Attributes:
@@ -58,7 +66,7 @@ class ReplacedTokensObjective:
     """
 
     def __init__(self, config: ReplacedTokens):
-        self.config = config
+        self.config: ReplacedTokens = config
         self.network = build_network(config.model, ("replaced_token",), compute=config.compute)
         self.generator = build_network(config.generator, ("masked_lm",), compute=config.compute)
 
@@ -138,6 +146,41 @@ class ReplacedTokensObjective:
             },
         )
 
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the generator, and of the discriminator's head.
+
+        For each token these are the generator's layers and D x D and D x 1 of the head.
+        """
+        model, generator = self.config.model, self.config.generator
+        token_flops = generator.encoder_flops(sizes.length)
+        token_flops += 2 * model.hidden_size * (model.hidden_size + 1)
+        num_predictions = sizes.examples * sizes.predictions
+        return sizes.examples * sizes.length * token_flops + num_predictions * masked_lm_flops(
+            generator
+        )
+
+    def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
+        """Returns the path in a pretrained discriminator from which to initialize a parameter.
+
+        With `GradientDisentangledEmbeddings` the generator starts from the embeddings of the
+        pretrained discriminator, so that the discriminator starts from them as well: its
+        differences are 0.
+        """
+        prefix = f"{GENERATOR}/encoder/{_EMBEDDINGS}/"
+        is_table = path in {f"{prefix}{name}/{_TABLE}" for name in DIFFERENCE_TABLES}
+        if is_table and isinstance(self.config.embedding_sharing, GradientDisentangledEmbeddings):
+            return path.removeprefix(f"{GENERATOR}/")
+        return path
+
+    @classmethod
+    def trained_model(
+        cls, config: ReplacedTokens, params: Params, task: str | None
+    ) -> TrainedModel:
+        """Returns the discriminator, with complete embeddings."""
+        del config, task
+        discriminator = jax.device_get(discriminator_params(params))
+        return TrainedModel(params=without_auxiliary_networks(discriminator))
+
 
 def generator_params(params: Params) -> Params:
     """Returns the complete parameters of the generator, embeddings included."""
@@ -162,19 +205,6 @@ def discriminator_params(params: Params) -> Params:
         return {_TABLE: jax.lax.stop_gradient(base) + table[_DIFFERENCE]}
 
     return _map_tables(without_auxiliary_networks(params), add_difference)
-
-
-def source_path(path: str, config: ReplacedTokens) -> str:
-    """Returns the path in a pretrained discriminator from which to initialize a parameter.
-
-    With `GradientDisentangledEmbeddings` the generator starts from the embeddings of the pretrained
-    discriminator, so that the discriminator starts from them as well: its differences are 0.
-    """
-    prefix = f"{GENERATOR}/encoder/{_EMBEDDINGS}/"
-    is_table = path in {f"{prefix}{name}/{_TABLE}" for name in DIFFERENCE_TABLES}
-    if is_table and isinstance(config.embedding_sharing, GradientDisentangledEmbeddings):
-        return path.removeprefix(f"{GENERATOR}/")
-    return path
 
 
 def _map_tables(params: Params, function: Callable[[str, Params], Params]) -> Params:

@@ -37,12 +37,13 @@ from bert_jax.config.sentence_embeddings import (
     single_loss,
 )
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
+from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
 from bert_jax.models.sentence_encoder.network import (
     SentenceEncoder,
     build_sentence_encoder,
     normalize,
 )
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
 from bert_jax.params.functional import Params
 
 SOFTMAX_CLASSIFIER = "softmax_classifier"
@@ -55,8 +56,10 @@ Metrics = dict[str, WeightedMean]
 
 # The texts of an example are the choices of a batch, [B, A, L], so that collation, sharding and
 # FLOPs need nothing new.
-class SentenceEmbeddingObjective:
+class SentenceEmbeddingObjective(Objective):
     """Implements the `Objective` of a `SentenceEmbedding` config, and the vectors of texts."""
+
+    starts_from = "sentence encoder"
 
     def __init__(self, config: SentenceEmbedding):
         self.config = config
@@ -145,6 +148,18 @@ class SentenceEmbeddingObjective:
         """
         vectors = _encode(self.network.merge(params), batch, None)
         return vectors[:, : self.config.sentence_encoder.truncate_dim]
+
+    @classmethod
+    def trained_model(
+        cls, config: SentenceEmbedding, params: Params, task: str | None
+    ) -> TrainedModel:
+        """Returns the encoder with what follows it, without the layer that only training uses."""
+        del task
+        return TrainedModel(
+            params={"encoder": params["encoder"]},
+            sentence_encoder=config.sentence_encoder,
+            sentence_head=params.get(SENTENCE_HEAD, {}),
+        )
 
     def _init_training_layer(self, key: jax.Array) -> Params:
         """Initializes the layer that only training uses; {} for losses without one."""

@@ -14,28 +14,22 @@ from bert_jax.batch import (
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.losses import cross_entropy, is_correct, padding_fraction, weighted_mean
 from bert_jax.models.model import build_encoder_decoder_network
-from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective
 from bert_jax.params.functional import Params
 
 
-class Seq2SeqObjective:
+class Seq2SeqObjective(Objective):
     """Implements the `Objective` of a `Seq2Seq` config.
 
     Attributes:
       network: the encoder-decoder.
     """
 
+    makes_encoder, starts_from = False, "encoder-decoder"
+
     def __init__(self, config: Seq2Seq):
         self.config = config
         self.network = build_encoder_decoder_network(config.model, compute=config.compute)
-
-    def abstract(self) -> Params:
-        """Returns the parameters as shapes and dtypes."""
-        return self.network.abstract()
-
-    def init(self, key: jax.Array) -> Params:
-        """Returns newly initialized parameters, float32."""
-        return self.network.init(key)
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the source and the targets, from which decoder inputs are made."""
@@ -71,6 +65,15 @@ class Seq2SeqObjective:
         losses = self._regularized(losses, logits)
         total = weighted_mean(losses, weights).total
         return LossOutput(total / loss_denominators["seq2seq"], metrics)
+
+    def encoder_flops(self, sizes: BatchSizes) -> float:
+        """Returns 0: no adaptation method changes an encoder-decoder (`head_flops`)."""
+        del sizes
+        return 0.0
+
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of encoder, decoder and logits."""
+        return sizes.examples * self.config.model.forward_flops(sizes.length, sizes.target_length)
 
     def _regularized(self, losses: jax.Array, logits: jax.Array) -> jax.Array:
         """Adds label smoothing and the z-loss to the cross-entropy of each target, [B, T]."""

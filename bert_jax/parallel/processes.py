@@ -2,11 +2,12 @@
 
 With one process nothing of this is needed. On TPU pods `coordinator="auto"` lets JAX find the other
 hosts; elsewhere every process gets the address of the coordinator as an argument or environment
-variable. Before JAX starts, the processes check that all of them are running (`rendezvous.py`).
+variable, and before JAX starts, the processes check that all are running (`rendezvous.py`).
 """
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from bert_jax.errors import UserError
-from bert_jax.parallel import process_info, rendezvous
-from bert_jax.parallel.process_info import ProcessInfo, format_processes
+from bert_jax.parallel import rendezvous
 
 T = TypeVar("T")
 
@@ -122,16 +122,28 @@ def initialize(config: DistributedConfig) -> None:
         jax.config.update("jax_num_cpu_devices", config.local_devices)
     if config.coordinator is None:
         return
-    _rendezvous(config)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    initialize_args = (config.coordinator, config.num_processes, config.process_id)
+    num_processes, process_id = config.num_processes, config.process_id
     if config.coordinator == "auto":
         initialize_args, process_name = (None, None, None), "this process"
+        # If one is missing, JAX aborts: this line is then the last one that says why.
+        seconds = rendezvous.timeout_seconds()
+        logger.info("waiting up to %g s for the processes of the other hosts", seconds)
     else:
-        process_name = f"process {config.process_id} of {config.num_processes}"
+        assert num_processes is not None and process_id is not None
+        initialize_args = (config.coordinator, num_processes, process_id)
+        process_name = f"process {process_id} of {num_processes}"
+        if num_processes > 1:
+            settings: dict[str, Any] = {"number of devices": config.local_devices}
+            settings |= rendezvous.package_versions()
+            rendezvous.wait_for_all_processes(
+                config.coordinator, process_id, num_processes, settings
+            )
     try:
         jax.distributed.initialize(
-            *initialize_args, heartbeat_timeout_seconds=config.heartbeat_seconds
+            *initialize_args,
+            initialization_timeout=math.ceil(rendezvous.timeout_seconds()),
+            heartbeat_timeout_seconds=config.heartbeat_seconds,
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(
@@ -150,31 +162,6 @@ class _ProcessFormatter(logging.Formatter):
         if jax.process_count() == 1:
             return message
         return f"process {jax.process_index()} of {jax.process_count()}: {message}"
-
-
-def _rendezvous(config: DistributedConfig) -> None:
-    """Checks that all processes are running; on a TPU slice their number is in its metadata."""
-    coordinator, num_processes = config.coordinator, config.num_processes
-    process_id = config.process_id
-    if coordinator == "auto":
-        try:
-            tpu_process = process_info.locate(os.environ)
-        except process_info.NotOnTpu as reason:
-            logger.info("cannot check before JAX starts that all processes are running: %s", reason)
-            return
-        coordinator, process_id = tpu_process.coordinator, tpu_process.process_id
-        if num_processes not in (None, tpu_process.num_processes):
-            raise UserError(
-                f"{NUM_PROCESSES}={num_processes}, but the metadata of this TPU slice lists "
-                f"{tpu_process.num_processes} hosts; check whether each host is a separate slice"
-            )
-        num_processes = tpu_process.num_processes
-    assert coordinator is not None and num_processes is not None and process_id is not None
-    if num_processes > 1:
-        own_info = ProcessInfo(
-            process_id=process_id, num_processes=num_processes, local_devices=config.local_devices
-        )
-        rendezvous.wait_for_all_processes(coordinator, own_info)
 
 
 def barrier(name: str, *, timeout_seconds: float = 3600) -> None:
@@ -196,7 +183,7 @@ def barrier(name: str, *, timeout_seconds: float = 3600) -> None:
         _, _, timed_out = str(error).partition("timed out task names:")
         missing = [int(line) for line in timed_out.splitlines() if line.strip().isdigit()]
         missing_text = (
-            format_processes(sorted(missing))
+            rendezvous.format_processes(sorted(missing))
             if missing
             else f"a process ({str(error).splitlines()[0]})"
         )

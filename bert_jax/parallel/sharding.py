@@ -2,7 +2,7 @@
 
 Parameters are stored in float32, split over the mesh axis fsdp, and are used whole. Without a
 constraint XLA may split activations by width as it splits the parameters, and then every device
-computes all examples. With the constraint of `GatherParamsObjective` it gathers the parameters
+computes all examples. With the constraint of `gather_params` it gathers the parameters
 where they are used and sums their gradients, of which each device takes its part. (Asked to scatter
 the sums, XLA's TPU compiler turns each product into a loop over sixteen slices, which are too
 narrow for the matrix unit.)
@@ -12,7 +12,7 @@ it anyway, but its gradient is then summed over the devices in bfloat16, too, as
 al. 2022). The optimizer gets float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,6 @@ from bert_jax.config import train
 from bert_jax.config.train import CommunicationDtype
 from bert_jax.errors import ConfigError
 from bert_jax.models.sharding import LOGICAL_TO_MESH, parameter_axes
-from bert_jax.objectives.base import MapParamsObjective, Objective
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
 
@@ -150,27 +149,29 @@ MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
 
 # Matrices are cast before they are gathered, so that their gradients have the dtype of
 # communication and are summed in it, for any objective.
-class GatherParamsObjective(MapParamsObjective):
-    """Wraps an objective so that its parameters are gathered, and rounded if asked, before use.
+def gather_params(
+    abstract: Params, communication_dtype: CommunicationDtype
+) -> Callable[[Params], Params]:
+    """Returns the function that gathers parameters over fsdp, and rounds matrices if asked.
 
-    `abstract` has the parameters with their shardings; a split over the axis tensor stays.
+    It is traced under `jax.grad`: gradients are summed over the devices in the dtype of
+    communication.
+
+    Args:
+      abstract: the parameters with their shardings; a split over the axis tensor stays.
     """
+    gathered_shardings = jax.tree.map(_replicated_over_fsdp, abstract)
+    dtype = jnp.dtype(communication_dtype)
 
-    def __init__(
-        self, objective: Objective, abstract: Params, communication_dtype: CommunicationDtype
-    ):
-        super().__init__(objective)
-        self._gathered_shardings = jax.tree.map(_replicated_over_fsdp, abstract)
-        self._communication_dtype = jnp.dtype(communication_dtype)
-
-    def map_params(self, params: Params) -> Params:
-        """Rounds matrices to the communication dtype and gathers all parameters over fsdp."""
-        cast_params = paths.map_with_path(self._cast_matrix, params)
-        return jax.tree.map(jax.lax.with_sharding_constraint, cast_params, self._gathered_shardings)
-
-    def _cast_matrix(self, path: str, leaf: Any) -> Any:
+    def cast_matrix(path: str, leaf: Any) -> Any:
         is_matrix = leaf.ndim > 1 and paths.matches_any(MATRIX_PATTERNS, path)
-        return leaf.astype(self._communication_dtype) if is_matrix else leaf
+        return leaf.astype(dtype) if is_matrix else leaf
+
+    def gather(params: Params) -> Params:
+        cast_params = paths.map_with_path(cast_matrix, params)
+        return jax.tree.map(jax.lax.with_sharding_constraint, cast_params, gathered_shardings)
+
+    return gather
 
 
 def _replicated_over_fsdp(leaf: Any) -> NamedSharding:

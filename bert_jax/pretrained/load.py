@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import MultiTaskData
-from bert_jax.config.objectives import MultiTask
+from bert_jax.config.objectives import MultiTask, ObjectiveConfig
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError, UserError, describe_folder, require_list_of_texts
 from bert_jax.interop import huggingface
@@ -29,8 +29,8 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.parameters import check_finite, missing_heads, validate_params
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
-from bert_jax.objectives.multi_task import task_params
-from bert_jax.objectives.replaced_tokens import discriminator_params
+from bert_jax.objectives.base import TrainedModel
+from bert_jax.objectives.make import OBJECTIVES
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
 from bert_jax.pretrained.adapter_folder import read_with_base
@@ -39,36 +39,6 @@ from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
 from bert_jax.text.tokenizer import Tokenizer
-
-_OBJECTIVES = (
-    "Pretraining",
-    "ReplacedTokens",
-    "MaskedPermutedLM",
-    "FineTuning",
-    "MultiTask",
-    "SentenceEmbedding",
-)
-"""The objectives whose runs make a model that can be loaded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedModel:
-    """Holds the model of a run, without the second networks and heads of its training.
-
-    Attributes:
-      params: nested dict of the encoder and its heads.
-      head: the head of the task; None for a pretrained model or a sentence encoder.
-      tasks: the names of the tasks, for a multi-task run of which no task was chosen.
-      sentence_encoder: the config of what follows the encoder, in a run that trained a sentence
-        encoder.
-      sentence_head: its parameters, nested; {} without dense layers.
-    """
-
-    params: dict[str, Any]
-    head: TaskHead | None = None
-    tasks: tuple[str, ...] = ()
-    sentence_encoder: SentenceEncoderConfig | None = None
-    sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def select_trained_model(
@@ -86,41 +56,24 @@ def select_trained_model(
       ConfigError: there is no such task.
       UserError: the run has an objective that makes no model.
     """
-    objective = info.get("config", {}).get("objective", {})
-    match objective.get("type"):
-        case "MultiTask" if task is None:
-            tasks = from_json(MultiTask, objective, "objective").task_names
-            return TrainedModel(params={"encoder": params["encoder"]}, tasks=tasks)
-        case "MultiTask":
-            assert task is not None
-            head = from_json(MultiTask, objective, "objective").for_task(task).head
-            return TrainedModel(params=task_params(params, task), head=head)
-        case "SentenceEmbedding":
-            require_no_task(source, task)
-            config = objective["sentence_encoder"]
-            return TrainedModel(
-                params={"encoder": params["encoder"]},
-                sentence_encoder=from_json(
-                    SentenceEncoderConfig, config, "objective.sentence_encoder"
-                ),
-                sentence_head=params.get(SENTENCE_HEAD, {}),
-            )
-        case name if name in _OBJECTIVES:
-            require_no_task(source, task)
-            if name == "ReplacedTokens":
-                params = jax.device_get(discriminator_params(params))
-            head = from_json(TaskHead | None, objective.get("head"), "objective.head")
-            return TrainedModel(params=paths.without_auxiliary_networks(params), head=head)
-        case name:
-            found = (
-                f"the run's objective is {name!r}"
-                if name
-                else "the metadata of the checkpoint has no config.objective.type"
-            )
-            raise UserError(
-                f"{source}: {found}; expected {', '.join(_OBJECTIVES[:-1])} or {_OBJECTIVES[-1]}; "
-                "give the folder of such a run"
-            )
+    config = info.get("config", {}).get("objective", {})
+    name = config.get("type")
+    by_name = {each.__name__: kind for each, kind in OBJECTIVES.items() if kind.makes_encoder}
+    if name not in by_name:
+        found = (
+            f"the run's objective is {name!r}"
+            if name
+            else "the metadata of the checkpoint has no config.objective.type"
+        )
+        *others, last = by_name
+        raise UserError(
+            f"{source}: {found}; expected {', '.join(others)} or {last}; give the folder of such a "
+            "run"
+        )
+    objective = by_name[name]
+    if not objective.has_tasks:
+        require_no_task(source, task)
+    return objective.trained_model(from_json(ObjectiveConfig, config, "objective"), params, task)
 
 
 def require_no_task(source: str, task: str | None) -> None:

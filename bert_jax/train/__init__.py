@@ -38,17 +38,9 @@ def train(
 
 
 class _CallableModule(types.ModuleType):
-    """Makes a module callable."""
+    """Makes a module callable: calls `train`."""
 
-    def __call__(
-        self,
-        experiment: "Experiment",
-        folder: str | Path,
-        *,
-        checkpoints: str | Path | None = None,
-    ) -> bool:
-        """Calls `train`."""
-        return train(experiment, folder, checkpoints=checkpoints)
+    __call__ = staticmethod(train)
 
 
 sys.modules[__name__].__class__ = _CallableModule

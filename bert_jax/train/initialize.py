@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,26 +18,19 @@ from jax.experimental import multihost_utils
 
 from bert_jax.config.distillation import Teacher
 from bert_jax.config.experiment import MAY_CHANGE_ON_RESUME, Experiment
-from bert_jax.config.objectives import (
-    FineTuning,
-    MultiTask,
-    ObjectiveConfig,
-    ReplacedTokens,
-    Seq2Seq,
-    teacher_of,
-)
-from bert_jax.config.sentence_embeddings import SentenceEmbedding
-from bert_jax.config.tuning import EWC, TuningConfig
+from bert_jax.config.objectives import teacher_of
+from bert_jax.config.tuning import EWC
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.adapters.network import start_from_base
-from bert_jax.models.heads.config import TaskHead, head_param_name, label_tokens_of
+from bert_jax.objectives.base import Objective
 from bert_jax.objectives.multi_task import HEADS
-from bert_jax.objectives.replaced_tokens import source_path
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
+from bert_jax.predict.batches import require_masked_lm
 from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.pretrained.initial import load_model_or_tf1
-from bert_jax.pretrained.load import LoadedModel, require_single_task
+from bert_jax.pretrained.load import LoadedModel, require_single_task, sentence_model_of
+from bert_jax.pretrained.seq2seq import start_from_seq2seq
 from bert_jax.runs import run_folder
 from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.runs.checkpoints import step_folder
@@ -53,9 +46,6 @@ from bert_jax.train.step import (
 from bert_jax.train.tuning.freezing import count_layers, param_depth
 from bert_jax.train.tuning.weight_anchors import set_fisher
 from bert_jax.train.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from bert_jax.pretrained.load import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +149,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
         )
         return jitted_init(key)
     initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
-    params = _load_params(experiment, initial_params, teacher)
+    params = _load_params(setup, initial_params, teacher)
     if tuning.adapter is not None:
         params = jax.device_put(start_from_base(tuning.adapter, params), shardings["params"])
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
@@ -212,79 +202,66 @@ def check_existing_run(
 
 
 def _load_params(
-    experiment: Experiment, initial_params: dict[str, Any], teacher: Teacher | None
+    setup: TrainSetup, initial_params: Params, teacher: Teacher | None
 ) -> dict[str, Any]:
-    """Replaces initial parameters by the parameters of `init_from` and of the teacher."""
-    # Imported here, so that a run that starts from random values loads no model readers.
-    from bert_jax.predict.batches import require_masked_lm
-    from bert_jax.pretrained.initial import load_model_or_tf1
-    from bert_jax.pretrained.load import sentence_model_of
-    from bert_jax.pretrained.seq2seq import start_from_seq2seq
-
-    if isinstance(experiment.objective, Seq2Seq):
-        return start_from_seq2seq(str(experiment.init_from), initial_params)
-    config, tuning = experiment.objective, experiment.train.tuning
+    """Replaces initial parameters by the parameters of `init_from` and the teacher."""
+    objective, init_from = setup.objective, setup.experiment.init_from
+    reinit_layers = setup.experiment.train.tuning.reinit_layers
+    if init_from and objective.starts_from == "encoder-decoder":
+        return start_from_seq2seq(init_from, initial_params)
     student = {name: tree for name, tree in initial_params.items() if name != paths.TEACHER}
-    if experiment.init_from:
-        model = load_model_or_tf1(experiment.init_from)
-        if isinstance(config, SentenceEmbedding):  # with the dense layers of a sentence encoder
+    if init_from:
+        model = load_model_or_tf1(init_from)
+        if objective.starts_from == "sentence encoder":  # with its dense layers
             model = dataclasses.replace(model, params=sentence_model_of(model).params)
-        source = _InitialModel(
-            model=model,
-            name=f"--init-from {experiment.init_from}",
-            advice="set objective.model to the config of that model",
-        )
-        if isinstance(config, FineTuning) and label_tokens_of(config.head) is not None:
-            require_masked_lm(source.model, "score label words")
-        student = _load_initial_params(config, student, source, tuning)
+        if purpose := objective.masked_lm_purpose():
+            require_masked_lm(model, purpose)
+        name, advice = f"--init-from {init_from}", "set objective.model to the config of that model"
+        student = _start_from(objective, student, model, reinit_layers, name, advice)
     if teacher is None:
         return student
-    model = load_teacher(config, teacher)
+    model = load_teacher(objective, teacher)
     if teacher.layers:
-        source = _InitialModel(
-            model=student_from_layers(model, teacher, student),
-            name=f"the teacher {teacher.path}",
-            advice="a student that starts from layers of its teacher needs the same sizes; or set "
-            "objective.distillation.teacher.layers to ()",
+        source = student_from_layers(model, teacher, student)
+        advice = (
+            "a student that starts from layers of its teacher needs the same sizes; or set "
+            "objective.distillation.teacher.layers to ()"
         )
-        student = _load_initial_params(config, student, source, tuning)
+        name = f"the teacher {teacher.path}"
+        student = _start_from(objective, student, source, reinit_layers, name, advice)
     return {**student, paths.TEACHER: teacher_params(model, initial_params)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _InitialModel:
-    """Holds a model whose parameters a run starts from, with its name and advice for messages."""
+def _start_from(
+    objective: Objective,
+    initial_params: Params,
+    model: LoadedModel,
+    reinit_layers: int,
+    name: str,
+    advice: str,
+) -> Params:
+    """Returns initial parameters with the values of a model where it has them.
 
-    model: "LoadedModel"
-    name: str
-    advice: str
-
-
-def _load_initial_params(
-    config: ObjectiveConfig,
-    initial_params: dict[str, Any],
-    source: _InitialModel,
-    tuning: TuningConfig,
-) -> dict[str, Any]:
-    model = source.model
+    Args:
+      reinit_layers: number of top layers that keep their random values.
+      name: the model, for messages.
+      advice: what to do if the model has other shapes.
+    """
     pretrained_params = paths.flatten(model.params)
     layers, chosen_params, initialized_heads = count_layers(pretrained_params), {}, set()
-    lowest_reinit_layer = layers + 1 - tuning.reinit_layers
+    lowest_reinit_layer = layers + 1 - reinit_layers
     for path, leaf in paths.flatten(initial_params).items():
-        head, single_task_path = _single_task_head_and_path(config, path)
-        reinitialize = lowest_reinit_layer <= param_depth(path, layers) <= layers
-        if head is not None and head != model.head:
-            reinitialize |= single_task_path.startswith(f"{head_param_name(head)}/")
-        value = leaf if reinitialize else pretrained_params.get(single_task_path, leaf)
+        source = objective.pretrained_path(path, model.head)
+        if lowest_reinit_layer <= param_depth(path, layers) <= layers:
+            source = None
+        value = leaf if source is None else pretrained_params.get(source, leaf)
         if value.shape != leaf.shape:
             raise ConfigError(
-                f"{source.name}: {path} has shape {list(value.shape)}, but objective.model needs "
-                f"{list(leaf.shape)}; {source.advice}"
+                f"{name}: {path} has shape {list(value.shape)}, but objective.model needs "
+                f"{list(leaf.shape)}; {advice}"
             )
-        if value is leaf and (name := _HEAD_NAMES.get(single_task_path.split("/")[0])):
-            initialized_heads.add(
-                path.partition(single_task_path)[0].removeprefix(f"{HEADS}/") + name
-            )
+        if value is leaf and (head := _head_name(path)):
+            initialized_heads.add(head)
         chosen_params[path] = jax.device_put(value, leaf.sharding)
     if initialized_heads and jax.process_index() == 0:
         logger.warning(
@@ -295,29 +272,16 @@ def _load_initial_params(
     return paths.unflatten(chosen_params)
 
 
-def _single_task_head_and_path(
-    objective: ObjectiveConfig, path: str
-) -> tuple[TaskHead | None, str]:
-    """Returns the task head that a parameter is trained with, and its path in a pretrained model.
-
-    In a multi-task model the parameters of each task are under "heads/<task name>/".
-    """
-    match objective:
-        case FineTuning():
-            return objective.head, path
-        case MultiTask() if path.startswith(f"{HEADS}/"):
-            _, name, single_task_path = path.split("/", 2)
-            return objective.for_task(name).head, single_task_path
-        case ReplacedTokens():
-            return None, source_path(path, objective)
-        case _:
-            return None, path
+def _head_name(path: str) -> str:
+    """Returns the name of a parameter's head for messages, as in "rte/classifier head"; or ""."""
+    *task, part = path.split("/")[1:3] if path.startswith(f"{HEADS}/") else path.split("/")[:1]
+    return "/".join([*task, _HEAD_NAMES[part]]) if part in _HEAD_NAMES else ""
 
 
 _LAYER = re.compile(r"encoder/layers/(\d+)/(.*)")
 
 
-def load_teacher(objective: ObjectiveConfig, teacher: Teacher) -> LoadedModel:
+def load_teacher(objective: Objective, teacher: Teacher) -> LoadedModel:
     """Reads the teacher of an objective and checks that it predicts what the student learns.
 
     Raises:
@@ -331,18 +295,7 @@ def load_teacher(objective: ObjectiveConfig, teacher: Teacher) -> LoadedModel:
             f"model is {teacher.model}; set it to the config of the teacher"
         )
     require_single_task(model, "the teacher's task")
-    if isinstance(objective, FineTuning):
-        if model.head != objective.head:
-            raise ConfigError(
-                f"the teacher {teacher.path} has the task head {model.head}, but objective.head is "
-                f"{objective.head}; expected a teacher that was fine-tuned on the same task, with "
-                "the same labels in the same order"
-            )
-    elif "masked_lm" in model.missing:
-        raise UserError(
-            f"the teacher {teacher.path} has no masked-LM head, whose predictions the student "
-            "learns in pretraining; give a pretrained model with its head"
-        )
+    objective.check_teacher(teacher.path, model.head, model.missing)
     if jax.process_index() == 0:
         logger.info(
             "teacher: %s, %d layers of width %d, %s parameters",

@@ -54,7 +54,7 @@ from bert_jax.tasks.features import training_features
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.workloads.multi_task import MEAN_METRIC
-from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingSource, label_names
+from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingWorkload, label_names
 
 logger = logging.getLogger(__name__)
 
@@ -360,17 +360,18 @@ def sentence_embedding_experiment(
         max_length = min(base.max_seq_length or DEFAULT_MAX_LENGTH, loaded.config.max_length)
     encoder_config = dataclasses.replace(base, max_seq_length=max_length)
     data = SentenceEmbeddingData(train=train, dev=dev, tokenizer=str(tokenizer_folder(model)))
+    objective = SentenceEmbedding(
+        model=loaded.config, sentence_encoder=encoder_config, loss=loss, chunk_size=chunk_size
+    )
     experiment = Experiment(
         name="sentence-encoder",
         seed=seed,
-        objective=SentenceEmbedding(
-            model=loaded.config, sentence_encoder=encoder_config, loss=loss, chunk_size=chunk_size
-        ),
+        objective=objective,
         data=data,
         init_from=model,
         train=_sentence_train_config(1, max_length, batch_size, learning_rate, 0.0, False, None),
     )
-    steps = _count_steps(SentenceEmbeddingSource(experiment, data), epochs)
+    steps = _count_steps(SentenceEmbeddingWorkload(experiment, data, objective), epochs)
     arguments = (max_length, batch_size, learning_rate, warmup_ratio, dev is not None, eval_every)
     return dataclasses.replace(experiment, train=_sentence_train_config(steps, *arguments))
 
@@ -380,7 +381,7 @@ def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:
     return SoftmaxLoss(labels=label_names(read_text_groups(train)))
 
 
-def _count_steps(source: SentenceEmbeddingSource, epochs: float) -> int:
+def _count_steps(source: SentenceEmbeddingWorkload, epochs: float) -> int:
     """Returns the number of updates in a number of epochs, which may be a fraction."""
     loader, whole = source.make_loader(0), int(epochs)
     steps = sum(loader.num_batches(epoch) for epoch in range(whole))

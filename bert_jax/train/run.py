@@ -1,67 +1,54 @@
-"""Runs an experiment from its config to its last checkpoint, on one page, in order."""
+"""Runs an experiment from its config to its last checkpoint: `run`, from top to bottom, in order.
+
+The run folder and the data; mesh, objective and optimizer; the state, restored or initialized; one
+phase of training after another; the final evaluation with the best parameters.
+"""
 
 import contextlib
 import functools
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import jax
 import numpy as np
 
 from bert_jax.config.experiment import MAY_CHANGE_ON_RESUME, Experiment
-from bert_jax.config.train import Phase
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.parallel import sharding
 from bert_jax.parallel.devices import hardware_info
 from bert_jax.parallel.processes import barrier, run_on_process_0
 from bert_jax.params import paths
+from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
+from bert_jax.runs.attempt_log import AttemptLog, Outcome
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
-from bert_jax.runs.hooks import Hook
 from bert_jax.runs.messages import log_model, log_phase, log_results
 from bert_jax.runs.training_data import check_fingerprint, write_fingerprint
-from bert_jax.train import compilation_cache
+from bert_jax.train.compilation_cache import persistent_compilation_cache
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
 from bert_jax.train.flops import step_flops
 from bert_jax.train.initialize import check_existing_run, restore_or_initialize
 from bert_jax.train.loop import (
     CompiledPhase,
     StateHook,
-    StopReason,
     TrainingMeter,
     remaining_phases,
     train_phase,
 )
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
-from bert_jax.train.record_attempt import RecordedAttempt
-from bert_jax.train.step import State, TrainSetup, checkpointed_state, complete_state
+from bert_jax.train.step import TrainSetup, checkpointed_state, complete_state
 from bert_jax.train.tuning.freezing import lowest_trainable_depth, without_frozen
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.train.workloads import make_source
-from bert_jax.train.workloads.base import Source
+from bert_jax.train.workloads import make_workload
+from bert_jax.train.workloads.base import Workload
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopContext:
-    """Holds the data source, the hooks and the trackers that all phases of a run share.
-
-    `source` provides the batches and the evaluation. `hooks` and then `save` are called after every
-    step; `history`, `meter` and `watchdog` record the run. `_run_phase` makes the `Evaluate` hook,
-    because each phase has its own evaluator.
-    """
-
-    source: Source
-    hooks: Sequence[Hook]
-    save: SaveCheckpoint
-    history: EvaluationHistory
-    meter: TrainingMeter
-    watchdog: Watchdog
 
 
 def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | None = None) -> int:
@@ -78,153 +65,118 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
     """
     train, started = experiment.train, time.monotonic()
     with contextlib.ExitStack() as stack:
-        # Run folder, data, mesh, model and optimizer; the state as shapes and shardings only.
-        source = make_source(experiment)
+        # The data, and the run folder, which is locked, checked against both and completed.
+        workload = make_workload(experiment)
+        run_on_process_0(lambda: stack.enter_context(run_folder.lock_run_folder(folder)))
         checkpoint_dir = run_on_process_0(
-            lambda: _prepare_run_folder(stack, experiment, folder, source, requested_checkpoint_dir)
+            lambda: _prepare_run_folder(experiment, folder, workload, requested_checkpoint_dir)
         )
-        stack.enter_context(compilation_cache.persistent_compilation_cache(folder))
+        stack.enter_context(persistent_compilation_cache(folder))
         watchdog = stack.enter_context(Watchdog())
-        setup = _make_setup(experiment)
+
+        # The mesh; objective and optimizer, and the state as shapes and shardings only.
+        mesh = sharding.make_mesh(experiment.mesh)
+        for phase in train.phases:
+            sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
         # The Pallas kernels look up the mesh, because XLA cannot partition them by itself.
-        stack.enter_context(jax.set_mesh(setup.mesh))
+        stack.enter_context(jax.set_mesh(mesh))
+        setup = TrainSetup.from_experiment(experiment, mesh)
+        objective, abstract_params = setup.objective, setup.abstract["params"]
 
         # The state: restored from the newest valid checkpoint, or initialized.
-        checkpointer = stack.enter_context(_make_checkpointer(experiment, folder, checkpoint_dir))
+        checkpointer = Checkpointer(
+            checkpoint_dir or folder / run_folder.CHECKPOINTS,
+            keep_last=train.checkpoints.keep_last,
+            best_metric=train.checkpoints.best_metric,
+            best_mode=train.checkpoints.best_mode or "min",
+        )
+        stack.enter_context(checkpointer)
         state, start = restore_or_initialize(setup, checkpointer, watchdog)
-        source.on_train_start(setup.objective, state["params"], setup.mesh, folder)
+        workload.on_train_start(objective, state["params"], mesh, folder)
 
-        # Training, one phase after another.
+        # What is called after every step, and what is written about the run.
         preemption, meter = stack.enter_context(Preemption()), TrainingMeter(watchdog)
         hooks = make_hooks(train, folder, start.step, checkpointer, watchdog, meter)
         for hook in hooks:
             stack.callback(hook.close)
         history = EvaluationHistory(best=start.best)
         save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter, start.base)
-        loop = LoopContext(
-            source=source, hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog
-        )
-        params = setup.abstract["params"]
-        log_model(experiment.objective.model, params, without_frozen(train.tuning, params))
+        trained_params = without_frozen(train.tuning, abstract_params)
+        log_model(experiment.objective.model, abstract_params, trained_params)
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
-        attempt = stack.enter_context(RecordedAttempt(setup, source, folder, start.step, started))
+        leaves = jax.tree.leaves(paths.without_auxiliary_networks(abstract_params))
+        num_parameters = sum(math.prod(leaf.shape) for leaf in leaves)
+        attempt = stack.enter_context(
+            RecordedAttempt(folder, start.step, started, num_parameters, workload.describe_data())
+        )
+
+        # Training, one phase after another.
         for index, steps, position in remaining_phases(train.phases, start.step, start.position):
             if history.should_stop_early(train.checkpoints):
                 break
-            state, stop_reason = _run_phase(setup, index, steps, position, state, loop)
-            if stop_reason == "preempted":
+            phase, fields = train.phases[index], workload.batch_fields(objective)
+            with contextlib.ExitStack() as phase_stack:
+                with meter.paused():
+                    evaluator = workload.evaluator(objective, index, mesh)
+                    loader = phase_stack.enter_context(workload.loader(index, position))
+                    log_phase(
+                        phase.seq_length,
+                        len(steps),
+                        phase.batch_size,
+                        loader.examples_per_epoch,
+                        is_packed="packing_ids" in fields,
+                    )
+                    # Collectives time out after 30 s, so no process may start long before others.
+                    barrier(f"the data of phase {index + 1}")
+                state_hooks: list[StateHook] = [save]
+                if evaluator is not None:
+                    evaluate = Evaluate(evaluator, train, history, hooks, meter)
+                    # Before the step is compiled, so that a wrong name is reported at once.
+                    evaluate.check_best_metric(state["params"])
+                    state_hooks.insert(0, evaluate)  # a checkpoint has its step's evaluation
+                with meter.paused():
+                    compiled = _compile_phase(setup, index, fields, workload.shapes(index), steps)
+                    barrier(f"the first step of phase {index + 1}")
+                watchdog.start("step", steps[0])
+                state, stop = train_phase(compiled, state, loader, hooks, state_hooks, meter)
+            if stop == "preempted":
                 attempt.end("stopped by a signal")
                 return EXIT_PREEMPTED
 
-        # Final evaluation, with the best parameters.
+        # The final evaluation, with the best parameters if checkpoints are ranked.
         with watchdog.watching("conclude", train.steps):
-            _finish(setup, source, folder, state, checkpointer, history)
-        attempt.end("complete" if int(state["step"]) >= train.steps else "stopped early")
+            checkpointer.wait()
+            if jax.process_index() == 0 and history.metrics:
+                write_json(folder / run_folder.EVALUATION, history.metrics)
+            last_step = int(state["step"])
+            if history.best.step is not None:
+                saved = checkpointed_state(train.tuning, setup.abstract)
+                best, _, _ = checkpointer.restore(saved, history.best.step)
+                state = complete_state(best, state)
+            workload.on_train_end(objective, state["params"], mesh, folder, int(state["step"]))
+        attempt.end("complete" if last_step >= train.steps else "stopped early")
         if jax.process_index() == 0:
             log_results(folder, folder / run_folder.REPORT, time.monotonic() - started)
     return EXIT_DONE
 
 
-def _run_phase(
-    setup: TrainSetup,
-    phase_index: int,
-    steps: range,
-    position: int,
-    state: State,
-    loop: LoopContext,
-) -> tuple[State, StopReason | None]:
-    """Compiles the step of a phase and runs `steps`, from the example at `position`."""
-    train, source = setup.experiment.train, loop.source
-    with contextlib.ExitStack() as stack:
-        with loop.meter.paused():
-            evaluator = source.evaluator(setup.objective, phase_index, setup.mesh)
-            loader = stack.enter_context(source.loader(phase_index, position))
-            phase = train.phases[phase_index]
-            is_packed = "packing_ids" in source.batch_fields(setup.objective)
-            log_phase(
-                *(phase.seq_length, len(steps), phase.batch_size, loader.examples_per_epoch),
-                is_packed=is_packed,
-            )
-            # Collectives time out after 30 s, so no process may start long before the others.
-            barrier(f"the data of phase {phase_index + 1}")
-        state_hooks: list[StateHook] = [loop.save]
-        if evaluator is not None:
-            evaluate = Evaluate(evaluator, train, loop.history, loop.hooks, loop.meter)
-            # Before the step is compiled, so that a wrong name is reported at once.
-            evaluate.check_best_metric(state["params"])
-            state_hooks.insert(0, evaluate)
-        with loop.meter.paused():
-            compiled_phase = _compile_phase(setup, source, phase_index, steps)
-            barrier(f"the first step of phase {phase_index + 1}")
-        loop.watchdog.start("step", steps[0])
-        return train_phase(compiled_phase, state, loader, loop.hooks, state_hooks, loop.meter)
-
-
-def _compile_phase(
-    setup: TrainSetup, source: Source, phase_index: int, steps: range
-) -> CompiledPhase:
-    experiment, phase = setup.experiment, setup.experiment.train.phases[phase_index]
-    fields = source.batch_fields(setup.objective)
-    shapes = source.shapes(phase_index)
-    input_sharding = sharding.batch_sharding(setup.mesh)
-    num_choices = shapes[-1].get("A", 1)
-
-    def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        return sharding.put_batch({name: batch[name] for name in fields}, input_sharding)
-
-    return CompiledPhase(
-        name=f"length-{phase.seq_length}",
-        compiled_step=setup.compile_step(phase, fields, shapes),
-        steps=steps,
-        total_steps=experiment.train.steps,
-        batch_size=phase.batch_size,
-        sequences_per_batch=phase.batch_size * num_choices,
-        step_flops=_make_step_flops(setup, phase, num_choices),
-        to_device=to_device,
-    )
-
-
-def _finish(
-    setup: TrainSetup,
-    source: Source,
-    folder: Path,
-    state: State,
-    checkpointer: Checkpointer,
-    history: EvaluationHistory,
-) -> None:
-    """Waits for the last save and lets the source evaluate the best checkpoint, if there is one."""
-    checkpointer.wait()
-    if jax.process_index() == 0 and history.metrics:
-        write_json(folder / run_folder.EVALUATION, history.metrics)
-    if history.best.step is not None:
-        abstract = checkpointed_state(setup.experiment.train.tuning, setup.abstract)
-        best, _, _ = checkpointer.restore(abstract, history.best.step)
-        state = complete_state(best, state)
-    source.on_train_end(setup.objective, state["params"], setup.mesh, folder, int(state["step"]))
-
-
 def _prepare_run_folder(
-    stack: contextlib.ExitStack,
-    experiment: Experiment,
-    folder: Path,
-    source: Source,
-    requested_checkpoint_dir: str | None,
+    experiment: Experiment, folder: Path, workload: Workload, requested_checkpoint_dir: str | None
 ) -> str | None:
-    """Locks the run folder, checks it against data and model, and writes the config.
+    """Checks a locked run folder against data and model, and writes the config.
 
     Returns the folder of the checkpoints; None: inside the run folder.
     """
-    stack.enter_context(run_folder.lock_run_folder(folder))
     has_checkpoints = check_existing_run(experiment, folder, requested_checkpoint_dir)
     replacement = run_folder.replaced_failed_start(
         folder, experiment, mutable_fields=MAY_CHANGE_ON_RESUME, tokenizer_folder=TOKENIZER_FOLDER
     )
-    fingerprint = source.data_fingerprint()
-    if has_checkpoints:  # before the source writes files of other data
+    fingerprint = workload.data_fingerprint()
+    if has_checkpoints:  # before the workload writes files of other data
         check_fingerprint(folder, fingerprint)
     with contextlib.nullcontext(False) if has_checkpoints else replacement as is_replaced:
-        source.prepare_run_folder(folder)
+        workload.prepare_run_folder(folder)
         run_folder.write_or_check_config(
             folder,
             experiment,
@@ -238,33 +190,95 @@ def _prepare_run_folder(
     return run_folder.external_checkpoint_dir(folder)
 
 
-def _make_setup(experiment: Experiment) -> TrainSetup:
-    mesh = sharding.make_mesh(experiment.mesh)
-    for phase in experiment.train.phases:
-        sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
-    with jax.set_mesh(mesh):
-        return TrainSetup.from_experiment(experiment, mesh)
+def _compile_phase(
+    setup: TrainSetup,
+    index: int,
+    fields: tuple[str, ...],
+    shapes: list[dict[str, int]],
+    steps: range,
+) -> CompiledPhase:
+    train, phase = setup.experiment.train, setup.experiment.train.phases[index]
+    input_sharding = sharding.batch_sharding(setup.mesh)
+    num_choices = shapes[-1].get("A", 1)
+    abstract_params = paths.flatten(setup.abstract["params"])
 
+    def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        return sharding.put_batch({name: batch[name] for name in fields}, input_sharding)
 
-def _make_checkpointer(
-    experiment: Experiment, folder: Path, checkpoint_dir: str | None
-) -> Checkpointer:
-    config = experiment.train.checkpoints
-    return Checkpointer(
-        checkpoint_dir or folder / run_folder.CHECKPOINTS,
-        keep_last=config.keep_last,
-        best_metric=config.best_metric,
-        best_mode=config.best_mode or "min",
+    return CompiledPhase(
+        name=f"length-{phase.seq_length}",
+        compiled_step=setup.compile_step(phase, fields, shapes),
+        steps=steps,
+        total_steps=train.steps,
+        batch_size=phase.batch_size,
+        sequences_per_batch=phase.batch_size * num_choices,
+        step_flops=functools.partial(
+            step_flops,
+            setup.objective,
+            phase,
+            num_choices=num_choices,
+            tuning=train.tuning,
+            lowest_trainable_layer=lowest_trainable_depth(abstract_params, train.tuning),
+        ),
+        to_device=to_device,
     )
 
 
-def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Callable[[int], float]:
-    tuning, params = setup.experiment.train.tuning, paths.flatten(setup.abstract["params"])
-    return functools.partial(
-        step_flops,
-        setup.experiment.objective,
-        phase,
-        num_choices=num_choices,
-        tuning=tuning,
-        lowest_trainable_layer=lowest_trainable_depth(params, tuning),
-    )
+class RecordedAttempt:
+    """Records the start and the end of this process in `attempts.jsonl`; a context manager.
+
+    The caller calls `end` when training ends; an error that leaves the `with` block is recorded
+    without it. Both write the report. Only JAX's process 0 writes; on the others nothing happens.
+
+    Args:
+      folder: the run folder.
+      start_step: number of optimizer updates done before this attempt.
+      started_at: `time.monotonic()` at the start of the process.
+      num_parameters, data: see `Attempt`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        start_step: int,
+        started_at: float,
+        num_parameters: int,
+        data: dict[str, str],
+    ):
+        self._folder, self._log = folder, None
+        if jax.process_index() == 0:
+            self._log = AttemptLog(
+                folder,
+                started_at=started_at,
+                step=start_step,
+                num_parameters=num_parameters,
+                data=data,
+            )
+
+    def end(self, outcome: Outcome, message: str = "") -> None:
+        """Records how the process ends, and writes the report."""
+        if self._log is None:
+            return
+        self._log.end(outcome, message)
+        self._log = None  # nothing is recorded after the end
+        try:
+            write_report(self._folder)
+        except UserError as error:
+            logger.warning("the report of the run could not be written: %s", error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Records an error that ends the training."""
+        if error is None:
+            return
+        # Only messages that are meant for users; the traceback of any other error is on the screen.
+        message = str(error) if isinstance(error, UserError) else type(error).__name__
+        with contextlib.suppress(OSError):  # a full disk must not hide the error
+            self.end("failed", message)

@@ -21,8 +21,8 @@ from bert_jax.config.tuning import WHOLE_ENCODER, CachedFeatures, TuningConfig
 from bert_jax.objectives.base import Batch, LossOutput, Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.sharding import GatherParamsObjective
 from bert_jax.params import paths
+from bert_jax.params.functional import Params
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.tuning.freezing import (
     check_trains_encoder,
@@ -36,6 +36,7 @@ State = dict[str, Any]
 _EXTERNAL_PARAMS = (WHOLE_ENCODER, TEACHER_PARAMS)
 Metrics = dict[str, jax.Array]
 CompiledStep = Callable[[State, Batch], tuple[State, Metrics]]
+TrainStep = Callable[..., tuple[State, Metrics]]
 
 
 def init_state(
@@ -77,33 +78,35 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     *,
-    seed: int | jax.Array,
     gradient_accumulation_steps: int = 1,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
-) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """Returns the pure function (state, batch) -> (state, metrics).
+    gather_params: Callable[[Params], Params] = lambda params: params,
+) -> TrainStep:
+    """Returns the pure function (state, batch, seed) -> (state, metrics).
 
     Gradients, moments and updates exist for the parameters that `tuning` trains only.
 
     Args:
       schedule: the learning rate that `optimizer` applies; used only to report it as a metric.
-      seed: determines the dropout masks; an integer, or an integer scalar that may be traced.
       gradient_accumulation_steps: number of microbatches that the batch is split into. The result
         is the same as with one pass over the whole batch, because the losses are divided by the
         denominators of the whole batch.
+      gather_params: what the network computes with, from stored parameters (`sharding.py`).
 
     Returns:
-      A function whose metrics are float32 scalars.
+      A function whose metrics are float32 scalars. `seed` determines the dropout masks: an integer,
+      or an integer scalar that may be traced.
     """
 
-    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def train_step(state: State, batch: Batch, seed: int | jax.Array = 0) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
         # Frozen parameters become `optax.MaskedNode`: their backward pass is not compiled, and
         # gradients, sums of microbatches and updates have no arrays for them.
         trained = mask_frozen(tuning, state["params"])
 
         def compute_loss(trained: Any, *args: Any) -> LossOutput:
-            return objective.compute_loss(unmask_frozen(trained, state["params"]), *args)
+            params = unmask_frozen(trained, state["params"])
+            return objective.compute_loss(gather_params(params), *args)
 
         grads, losses = _accumulate_gradients(
             compute_loss,
@@ -236,13 +239,8 @@ class TrainSetup:
         # fail.
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         replicated = sharding.replicated(self.mesh)
-        jitted = jax.jit(
-            # Output shardings equal to the input shardings: the compiler might choose others, and
-            # the next call would not accept them.
-            self._make_step(phase),
-            donate_argnums=0,
-            out_shardings=(shardings, replicated),
-        )
+        step = self._make_step(phase)
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
         seed = jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated)
         return jitted.lower(self.abstract, batch, seed)
 
@@ -285,28 +283,19 @@ class TrainSetup:
         seed = np.asarray(self.experiment.seed & 0xFFFFFFFF, np.uint32)
         return jax.make_array_from_process_local_data(sharding.replicated(self.mesh), seed)
 
-    def _make_step(
-        self, phase: Phase
-    ) -> Callable[[State, Batch, jax.Array], tuple[State, Metrics]]:
-        train, objective = self.experiment.train, self.objective
-        communication_dtype = self.experiment.mesh.communication_dtype
+    def _make_step(self, phase: Phase) -> TrainStep:
+        train, mesh, options = self.experiment.train, self.experiment.mesh, {}
         # Parameters that are split over fsdp are gathered before use. If the communication dtype is
         # not float32, they are also rounded, so that the gradients are summed over devices in it.
-        if self.mesh.shape["fsdp"] > 1 or communication_dtype != "float32":
-            objective = GatherParamsObjective(
-                objective, self.abstract["params"], communication_dtype
+        if self.mesh.shape["fsdp"] > 1 or mesh.communication_dtype != "float32":
+            options["gather_params"] = sharding.gather_params(
+                self.abstract["params"], mesh.communication_dtype
             )
-        schedule = learning_rate_schedule(train.schedule, train.steps)
-
-        def train_step(state: State, batch: Batch, seed: jax.Array) -> tuple[State, Metrics]:
-            step = make_train_step(
-                objective,
-                self.optimizer,
-                schedule,
-                seed=seed,
-                gradient_accumulation_steps=phase.gradient_accumulation_steps,
-                tuning=train.tuning,
-            )
-            return step(state, batch)
-
-        return train_step
+        return make_train_step(
+            self.objective,
+            self.optimizer,
+            learning_rate_schedule(train.schedule, train.steps),
+            gradient_accumulation_steps=phase.gradient_accumulation_steps,
+            tuning=train.tuning,
+            **options,
+        )

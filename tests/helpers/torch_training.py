@@ -42,7 +42,7 @@ def train_jax(
     optimizer, schedule = make_optimizer(train), learning_rate_schedule(train.schedule, STEPS)
     params = jax.tree.map(jnp.asarray, params)
     state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step = jax.jit(make_train_step(objective, optimizer, schedule, seed=0))
+    step = jax.jit(make_train_step(objective, optimizer, schedule))
     rows = []
     for batch in batches:
         state, metrics = step(state, {name: batch[name] for name in objective.batch_fields()})

@@ -19,7 +19,7 @@ from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.runs.checkpoints.step_folder import by_path
 from bert_jax.train.step import State, TrainSetup
-from bert_jax.train.workloads import make_source
+from bert_jax.train.workloads import make_workload
 from tests.helpers.pretraining_recipes import RECIPES, prepare_recipes, small_experiment
 from tests.helpers.processes import drive
 from tests.helpers.same_parameters import assert_same_parameters
@@ -41,7 +41,7 @@ class Trainer:
         mesh_config = make_mesh_config(preset)
         self.mesh = sharding.make_mesh(mesh_config, jax.devices()[:num_devices])
         self.setup = TrainSetup.from_experiment(self.experiment, self.mesh)
-        self.source = make_source(self.experiment)
+        self.source = make_workload(self.experiment)
         (phase,) = self.experiment.train.phases
         fields = self.source.batch_fields(self.setup.objective)
         with jax.set_mesh(self.mesh):

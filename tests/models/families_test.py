@@ -166,7 +166,7 @@ for number, (config, batch) in enumerate(zip(configs, batches)):
     state = init_state(objective, optimizer, jax.random.key(0))
     state["params"] = jax.device_put(state["params"], shardings)
     step = jax.jit(make_train_step(
-        objective, optimizer, learning_rate_schedule(train.schedule, 3), seed=0
+        objective, optimizer, learning_rate_schedule(train.schedule, 3)
     ))
     losses = []
     for _ in range(5):

@@ -25,7 +25,6 @@ from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.sharding import GatherParamsObjective
 from bert_jax.params import paths
 from bert_jax.train.step import TrainSetup
 
@@ -72,7 +71,7 @@ def gradients(
     params = objective.init(jax.random.key(0))
     shardings = sharding.parameter_shardings(params, grid)
     abstract = sharding.with_shardings(params, shardings)
-    gathered = GatherParamsObjective(objective, abstract, communication_dtype)
+    gather = sharding.gather_params(abstract, communication_dtype)
     batch = pretraining_batch(
         batch_size=32, seq_length=64, max_predictions_per_seq=10, vocab_size=1024
     )
@@ -80,7 +79,8 @@ def gradients(
 
     def loss(params, batch):
         loss_denominators = objective.loss_denominators(batch)
-        return gathered.compute_loss(params, batch, loss_denominators, jax.random.key(1)).loss
+        key = jax.random.key(1)
+        return objective.compute_loss(gather(params), batch, loss_denominators, key).loss
 
     with jax.set_mesh(grid):
         found = jax.jit(jax.grad(loss), out_shardings=shardings)(

@@ -1,70 +1,75 @@
 """Tests the rendezvous of processes before JAX starts; threads simulate the processes."""
 
 import ast
-import dataclasses
-import json
+import re
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bert_jax
 from bert_jax.apps.simulate.attempt import free_port
 from bert_jax.errors import UserError
-from bert_jax.parallel import process_info, rendezvous
-from bert_jax.parallel.process_info import ProcessInfo
+from bert_jax.parallel import rendezvous
 from bert_jax.parallel.rendezvous import RendezvousError, wait_for_all_processes
 
 VERSIONS = {"bert_jax": "0.1", "jax": "0.10.2"}
+Report = tuple[int, int, dict[str, Any]]
 
 
-def report(process: int, count: int = 3, **changes) -> ProcessInfo:
-    made = ProcessInfo(
-        process_id=process, num_processes=count, host=f"host-{process}", versions=VERSIONS
-    )
-    return dataclasses.replace(made, **changes)
+def report(process: int, count: int = 3, **changes: Any) -> Report:
+    return process, count, {**VERSIONS, **changes}
 
 
-def come(
-    *reports: ProcessInfo, seconds: float = 10.0, coordinator: str | None = None
-) -> list[str | None]:
-    """Returns the error message of each process, or None."""
-    coordinator_address = coordinator or f"127.0.0.1:{free_port()}"
-    ends: list[str | None] = ["it hangs"] * len(reports)
+@pytest.fixture
+def come(monkeypatch):
+    """Returns a function that returns the error message of each process, or None."""
 
-    def one(place: int) -> None:
-        try:
-            wait_for_all_processes(coordinator_address, reports[place], timeout_seconds=seconds)
-            ends[place] = None
-        except RendezvousError as error:
-            assert error.exit_code == 76
-            ends[place] = str(error)
+    def start(
+        *reports: Report, seconds: float = 10.0, coordinator: str | None = None
+    ) -> list[str | None]:
+        monkeypatch.setenv("BERT_JAX_RENDEZVOUS_SECONDS", str(seconds))
+        coordinator_address = coordinator or f"127.0.0.1:{free_port()}"
+        ends: list[str | None] = ["it hangs"] * len(reports)
 
-    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(reports))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return ends
+        def one(place: int) -> None:
+            try:
+                wait_for_all_processes(coordinator_address, *reports[place])
+                ends[place] = None
+            except RendezvousError as error:
+                assert error.exit_code == 76
+                ends[place] = str(error)
+
+        threads = [
+            threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(reports))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        return ends
+
+    return start
 
 
-def test_all_processes_are_present():
+def test_all_processes_are_present(come):
     assert come(report(2), report(0), report(1)) == [None] * 3
     assert come(report(0, 1)) == [None]
 
 
-def test_missing_process_is_named_by_all_others():
+def test_missing_process_is_named_by_all_others(come):
     coordinator_address = f"127.0.0.1:{free_port()}"
     ends = come(report(0, 4), report(2, 4), seconds=1.5, coordinator=coordinator_address)
     assert len(set(ends)) == 1 and ends[0]
     host, port = rendezvous.rendezvous_address(coordinator_address)
     assert f"processes 1, 3 of 4 did not report to process 0 at {host}:{port}" in ends[0]
-    assert "within 1.5 s; present: 0 on host-0, 2 on host-2" in ends[0]
+    assert "within 1.5 s; present: 0 (pid" in ends[0]
 
 
-def test_process_0_is_missing():
+def test_process_0_is_missing(come):
     coordinator_address = f"127.0.0.1:{free_port()}"
     ends = come(report(1), report(2), seconds=0.5, coordinator=coordinator_address)
     port = rendezvous.rendezvous_address(coordinator_address)[1]
@@ -74,36 +79,28 @@ def test_process_0_is_missing():
     assert ends[0] and "Connection refused" in ends[0] and "BERT_JAX_COORDINATOR" in ends[0]
 
 
-def test_unresolvable_address_is_reported():
+def test_unresolvable_address_is_reported(come):
     (end,) = come(report(1), seconds=0.3, coordinator="no-such-host.invalid:8476")
     assert end and "no-such-host.invalid:8477" in end
 
 
-def test_different_version_on_one_host_is_reported():
-    old = {"bert_jax": "0.1", "jax": "0.9.0"}
-    ends = come(report(0), report(1, versions=old), report(2))
-    assert ends[0] and ends == [ends[0]] * 3
-    assert ends[0].startswith(
-        "jax has different versions: 0.10.2 on processes 0, 2; 0.9.0 on process 1; make it the same"
+def test_different_version_on_one_host_is_reported(come):
+    ends = come(report(0), report(1, jax="0.9.0"), report(2), seconds=5.0)
+    assert ends[0] and ends[1] == ends[0]
+    assert re.match(
+        r"jax differs: 0.10.2 on process 0 \(pid \d+ on .*\), 0.9.0 on process 1", ends[0]
     )
+    assert "make it the same on every host" in ends[0]
 
 
-def test_missing_package_and_different_devices_are_reported():
-    ends = come(report(0), report(1, versions={"jax": "0.10.2"}), report(2, local_devices=4))
+def test_two_processes_with_the_same_index(come):
+    ends = come(report(0), report(1), report(1))
     assert ends[0] and ends == [ends[0]] * 3
-    assert "bert_jax has different versions: 0.1 on processes 0, 2; none on process 1" in ends[0]
-    assert "the number of devices differs: none on processes 0, 1; 4 on process 2" in ends[0]
-
-
-def test_two_processes_with_the_same_index():
-    ends = come(report(0), report(1, host="a", pid=7), report(1, host="b", pid=8))
-    assert ends[0] and ends == [ends[0]] * 3
-    assert "two processes have the id 1: " in ends[0]
-    assert "pid 7 on a" in ends[0] and "pid 8 on b" in ends[0]
+    assert "two processes have the id 1: pid" in ends[0]
     assert "BERT_JAX_PROCESS_ID" in ends[0]
 
 
-def test_two_processes_with_index_0_on_one_host():
+def test_two_processes_with_index_0_on_one_host(come):
     coordinator_address = f"127.0.0.1:{free_port()}"
     ends = come(report(0, 2), report(0, 2), seconds=1.0, coordinator=coordinator_address)
     busy, waited = sorted(ends, key=lambda end: "did not report" in (end or ""))
@@ -113,13 +110,13 @@ def test_two_processes_with_index_0_on_one_host():
     assert waited and "process 1 of 2 did not report" in waited
 
 
-def test_different_number_of_processes_is_reported():
+def test_different_number_of_processes_is_reported(come):
     ends = come(report(0), report(1, count=5))
     assert ends[0] and ends == [ends[0]] * 2
     assert "process 1 (pid" in ends[0] and "expects 5 processes" in ends[0]
 
 
-def test_late_process_is_waited_for():
+def test_late_process_is_waited_for(come):
     coordinator_address = f"127.0.0.1:{free_port()}"
     ends: list[list[str | None]] = []
     early = threading.Thread(
@@ -132,32 +129,10 @@ def test_late_process_is_waited_for():
     assert ends == [[None, None]]
 
 
-def test_process_that_reports_and_dies_is_missing():
-    coordinator_address = f"127.0.0.1:{free_port()}"
-    hello = {"hello": "bert_jax rendezvous 1", **dataclasses.asdict(report(1))}
-
-    def dying() -> None:
-        for _ in range(50):
-            try:
-                with socket.create_connection(
-                    rendezvous.rendezvous_address(coordinator_address)
-                ) as link:
-                    link.sendall(json.dumps(hello).encode() + b"\n")
-                    return
-            except OSError:
-                time.sleep(0.02)
-
-    thread = threading.Thread(target=dying)
-    thread.start()
-    (end,) = come(report(0), seconds=1.0, coordinator=coordinator_address)
-    thread.join()
-    assert end and "processes 1, 2 of 3 did not report" in end
-
-
 @pytest.mark.parametrize(
     "message", [b"GET / HTTP/1.1\r\n\r\n", b"{", b"[]\n", b"\xff" * 70000, b""]
 )
-def test_other_connections_to_the_port_are_ignored(message):
+def test_other_connections_to_the_port_are_ignored(message, come):
     coordinator_address = f"127.0.0.1:{free_port()}"
     links = []
 
@@ -187,7 +162,7 @@ def test_other_connections_to_the_port_are_ignored(message):
         link.close()
 
 
-def test_other_server_at_the_address_is_reported():
+def test_other_server_at_the_address_is_reported(come):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -224,21 +199,18 @@ def test_invalid_coordinator_address_is_rejected(coordinator):
 def test_invalid_timeout_is_rejected(monkeypatch, text):
     monkeypatch.setenv("BERT_JAX_RENDEZVOUS_SECONDS", text)
     with pytest.raises(UserError, match="BERT_JAX_RENDEZVOUS_SECONDS="):
-        wait_for_all_processes("127.0.0.1:1", report(0))
+        wait_for_all_processes("127.0.0.1:1", *report(0))
 
 
 def test_versions_include_a_hash_of_the_code():
-    found = process_info.package_versions()
-    assert {"bert_jax", "jax", "jaxlib"} <= found.keys()
-    assert "(code " in found["bert_jax"]
+    assert {"code of bert_jax", "jax", "jaxlib"} <= rendezvous.package_versions().keys()
 
 
 def test_rendezvous_does_not_depend_on_clocks():
     """Tests that messages contain no time, and that no process reads the time of day."""
-    assert not {"time", "now", "date"} & set(ProcessInfo.__dataclass_fields__)
     package = Path(bert_jax.__file__).parent
     files = [package / "train" / f"{name}.py" for name in ("watchdog", "preemption")]
-    files += [*package.glob("distributed/*.py"), *package.glob("simulate/*.py")]
+    files += [*package.glob("parallel/*.py"), *package.glob("apps/simulate/*.py")]
     used = {
         ast.unparse(node)
         for file in files

@@ -280,9 +280,7 @@ def test_losses_of_20_steps_are_those_of_peft(name):
     state: Any = {"step": jax.numpy.int32(0), "params": params}
     state["opt_state"] = jax.jit(optax_optimizer.init)(params)
     objective = FineTuningObjective(task, method)
-    step = jax.jit(
-        make_train_step(objective, optax_optimizer, schedule, seed=0, tuning=train.tuning)
-    )
+    step = jax.jit(make_train_step(objective, optax_optimizer, schedule, tuning=train.tuning))
     losses = []
     for batch in batches:
         state, metrics = step(state, batch)

@@ -135,7 +135,7 @@ def train_jax(objective: Objective, params: Any, batches: list[Any]) -> list[flo
     optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
     params = jax.tree.map(jnp.asarray, params)
     state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step = jax.jit(make_train_step(objective, optimizer, schedule, seed=0, tuning=TRAIN.tuning))
+    step = jax.jit(make_train_step(objective, optimizer, schedule, tuning=TRAIN.tuning))
     losses = []
     for batch in batches:
         state, metrics = step(state, batch)

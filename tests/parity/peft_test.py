@@ -540,7 +540,7 @@ def test_twenty_training_steps_of_lora_are_those_of_peft(tmp_path):
     }
     state["params"] = paths.unflatten({p: jnp.asarray(v) for p, v in params.items()})
     schedule = learning_rate_schedule(TRAIN.schedule, STEPS)
-    train_step = make_train_step(objective, optimizer, schedule, seed=0, tuning=TRAIN.tuning)
+    train_step = make_train_step(objective, optimizer, schedule, tuning=TRAIN.tuning)
     step = jax.jit(train_step)
     batches = [
         fine_tuning_batch(head, batch_size=4, seq_length=12, vocab_size=60, seed=seed)

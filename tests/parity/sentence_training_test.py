@@ -67,7 +67,7 @@ def train_jax(model, loss, batches) -> list[float]:
     params = jax.tree.map(jnp.asarray, {"encoder": model.params["encoder"]})
     optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
     state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step, losses = jax.jit(make_train_step(objective, optimizer, schedule, seed=0)), []
+    step, losses = jax.jit(make_train_step(objective, optimizer, schedule)), []
     for batch in batches:
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))

@@ -68,7 +68,7 @@ def _train_jax(folder: Path, config: EncoderDecoderConfig, optimizer: Any, batch
     tx, schedule = make_optimizer(train), learning_rate_schedule(train.schedule, STEPS)
     objective = Seq2SeqObjective(Seq2Seq(model=config))
     state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(tx.init)(params)}
-    step = jax.jit(make_train_step(objective, tx, schedule, seed=0))
+    step = jax.jit(make_train_step(objective, tx, schedule))
     losses = []
     for batch in batches:
         state, metrics = step(state, batch)

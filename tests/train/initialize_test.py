@@ -14,6 +14,7 @@ from bert_jax.config.objectives import teacher_of
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
+from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.runs.checkpoints.step_folder import restore_params
@@ -148,7 +149,7 @@ def test_another_vocabulary_of_the_same_size_is_rejected(folder, tmp_path):
 def load_teacher_of(config: Experiment) -> LoadedModel:
     teacher = teacher_of(config.objective)
     assert teacher is not None
-    return load_teacher(config.objective, teacher)
+    return load_teacher(make_objective(config.objective), teacher)
 
 
 def test_teacher_of_another_task_is_rejected(folder, tmp_path):

@@ -33,7 +33,7 @@ from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
 from bert_jax.train.tuning import fisher
-from bert_jax.train.workloads import make_source
+from bert_jax.train.workloads import make_workload
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -135,14 +135,14 @@ def test_corpus_prepared_again_during_a_run_is_rejected(folder, tmp_path):
     moving = tmp_path / "prepared"
     shutil.copytree(folder / "train" / "prepared", moving)
     config = adapt(moving, folder / "model")
-    make_source(config).prepare_run_folder(tmp_path)
-    make_source(dataclasses.replace(config, init_from="a model that is gone")).prepare_run_folder(
+    make_workload(config).prepare_run_folder(tmp_path)
+    make_workload(dataclasses.replace(config, init_from="a model that is gone")).prepare_run_folder(
         tmp_path
     )
     shutil.rmtree(moving)
     shutil.copytree(folder / "other" / "prepared", moving)
     with pytest.raises(UserError, match=rf"--tokenizer {tmp_path / 'vocabulary'}`"):
-        make_source(config).prepare_run_folder(tmp_path)
+        make_workload(config).prepare_run_folder(tmp_path)
 
 
 def test_held_out_corpus_with_another_vocabulary_is_rejected(folder, tmp_path):
@@ -169,10 +169,10 @@ def test_held_out_corpus_of_other_documents_is_accepted(folder, tmp_path):
     train, heldout = (folder / name / "prepared" for name in ("train", "heldout"))
     config = adapt(train, folder / "model", heldout=heldout)
     assert isinstance(config.train.evaluation, HeldOutEval)
-    make_source(config).prepare_run_folder(tmp_path)
+    make_workload(config).prepare_run_folder(tmp_path)
     missing = adapt(train, folder / "model", heldout=tmp_path / "nothing")
     with pytest.raises(UserError, match=r"nothing: no such folder; expected a prepared corpus"):
-        make_source(missing).prepare_run_folder(tmp_path)
+        make_workload(missing).prepare_run_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pretrain/bert", "pretrain/small_corpus", "pretrain/adapt"])
@@ -196,7 +196,7 @@ def test_labeled_data_with_another_vocabulary_is_rejected(folder, tmp_path):
         fine_tuning_experiment(task, str(tmp_path / "m")),
         multi_task_experiment({"one": task, "two": task}, str(tmp_path / "m")),
     ):
-        make_source(config).prepare_run_folder(tmp_path / "run of the model's own vocabulary")
+        make_workload(config).prepare_run_folder(tmp_path / "run of the model's own vocabulary")
         data = dataclasses.replace(config.data, tokenizer=str(tmp_path / "vocab.txt"))  # type: ignore[type-var]
         other = dataclasses.replace(config, data=data)
         refused(other, tmp_path / "run", rf"vocab\.txt have different vocabularies: .*{remedy}")

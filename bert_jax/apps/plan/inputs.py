@@ -19,7 +19,7 @@ from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.errors import UserError
 from bert_jax.objectives.make import make_objective
-from bert_jax.train.workloads import make_source
+from bert_jax.train.workloads import make_workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
             "data is SentenceEmbeddingData, which bert-jax plan does not support; expected a "
             "config of pretraining or fine-tuning"
         )
-    source = make_source(experiment)
+    source = make_workload(experiment)
     cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
     fields = source.batch_fields(
         make_objective(experiment.objective, cached_features=cached_features)

@@ -1,64 +1,76 @@
-"""Makes the source of a run: its training batches and its evaluation, chosen by `experiment.data`.
+"""Makes the workload of a run, which joins its objective, its data and its evaluation.
 
-A source is imported only when it is used: pretraining loads no fine-tuning code.
+A workload is imported only when it is used: pretraining loads no fine-tuning code.
 """
 
 from bert_jax.config.data import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import TextToTextData
-from bert_jax.config.objectives import FineTuning
+from bert_jax.config.objectives import (
+    CausalLM,
+    FineTuning,
+    MaskedPermutedLM,
+    MultiTask,
+    Pretraining,
+    ReplacedTokens,
+    SentenceEmbedding,
+    Seq2Seq,
+)
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.tuning import CachedFeatures
 from bert_jax.errors import ConfigError
-from bert_jax.models.heads.config import LatePooling, reads_one_vector
-from bert_jax.train.workloads.base import Source
+from bert_jax.train.workloads.base import Workload
 
 
-def make_source(experiment: Experiment) -> Source:
-    """Returns the source that `experiment.data` describes.
+def make_workload(experiment: Experiment) -> Workload:
+    """Returns the workload of an experiment.
 
     Raises:
       UserError: the data does not exist or is damaged.
-      ConfigError: cached features with data other than one fine-tuning task, or with a head that
-        pools after a trained layer.
+      ConfigError: there is no workload of this objective and this data, or it cannot be trained
+        with the features of `train.tuning`.
     """
+    data, objective = experiment.data, experiment.objective
     caches_features = isinstance(experiment.train.tuning.features, CachedFeatures)
-    if caches_features and not isinstance(experiment.data, FineTuningData):
+    if caches_features and not isinstance(data, FineTuningData):
         raise ConfigError(
             "train.tuning.features is CachedFeatures, which needs the data of one labeled task, "
-            f"but data is {type(experiment.data).__name__}; expected FineTuningData, or set "
+            f"but data is {type(data).__name__}; expected FineTuningData, or set "
             "train.tuning.features to ComputedFeatures"
         )
-    if caches_features and isinstance(experiment.objective, FineTuning):
-        _check_cached_pooling(experiment.objective)
-    match experiment.data:
-        case PretrainingData():
-            from bert_jax.train.workloads.pretraining import PretrainingSource
+    match data, objective:
+        case (
+            PretrainingData(),
+            Pretraining() | ReplacedTokens() | MaskedPermutedLM() | CausalLM() | Seq2Seq(),
+        ):
+            from bert_jax.train.workloads.pretraining import PretrainingWorkload
 
-            return PretrainingSource(experiment, experiment.data)
-        case FineTuningData():
-            from bert_jax.train.workloads.fine_tuning import FineTuningSource
+            return PretrainingWorkload(experiment, data, objective)
+        case FineTuningData(), FineTuning():
+            from bert_jax.train.workloads.fine_tuning import FineTuningWorkload
 
-            return FineTuningSource(experiment, experiment.data)
-        case MultiTaskData():
-            from bert_jax.train.workloads.multi_task import MultiTaskSource
+            return FineTuningWorkload(experiment, data, objective)
+        case MultiTaskData(), MultiTask():
+            from bert_jax.train.workloads.multi_task import MultiTaskWorkload
 
-            return MultiTaskSource(experiment, experiment.data)
-        case SentenceEmbeddingData():
-            from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingSource
+            return MultiTaskWorkload(experiment, data, objective)
+        case SentenceEmbeddingData(), SentenceEmbedding():
+            from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingWorkload
 
-            return SentenceEmbeddingSource(experiment, experiment.data)
-        case TextToTextData():
-            from bert_jax.train.workloads.text_to_text import TextToTextSource
+            return SentenceEmbeddingWorkload(experiment, data, objective)
+        case TextToTextData(), Seq2Seq():
+            from bert_jax.train.workloads.text_to_text import TextToTextWorkload
 
-            return TextToTextSource(experiment, experiment.data)
-
-
-def _check_cached_pooling(objective: FineTuning) -> None:
-    pooling = objective.model.sequence_pooling
-    if isinstance(pooling, LatePooling) and reads_one_vector(objective.head):
-        raise ConfigError(
-            "train.tuning.features is CachedFeatures, but objective.model.classifier_pooling is "
-            "LatePooling, which pools after a trained layer; set classifier_pooling to "
-            "MeanPooling, or features to ComputedFeatures"
-        )
+            return TextToTextWorkload(experiment, data, objective)
+        case _:
+            expected = {
+                PretrainingData: "an objective of pretraining, such as Pretraining or Seq2Seq",
+                FineTuningData: "FineTuning",
+                MultiTaskData: "MultiTask",
+                SentenceEmbeddingData: "SentenceEmbedding",
+                TextToTextData: "Seq2Seq",
+            }[type(data)]
+            raise ConfigError(
+                f"data is {type(data).__name__}, but objective is {type(objective).__name__}; "
+                f"expected {expected}"
+            )

@@ -19,35 +19,34 @@ from bert_jax.config.objectives import FineTuning
 from bert_jax.config.train import LabeledEval
 from bert_jax.config.tuning import CachedFeatures, TuningConfig
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems, copy_items
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json
+from bert_jax.io.atomic_io import atomic_write, write_json
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
+from bert_jax.models.heads.config import (
+    LatePooling,
+    TaskHead,
+    WindowEncoder,
+    reads_one_vector,
+    window_encoder_of,
+)
 from bert_jax.models.longformer.attention import count_global_tokens
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.predict.task_processor import save_demonstrations
-from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.runs.training_data import examples_fingerprint
 from bert_jax.tasks.analysis import analyze, describe_task, format_groups, metrics_by_group
 from bert_jax.tasks.features import make_features, text_examples, training_features
 from bert_jax.tasks.registry import head_for_data
-from bert_jax.text.compatibility import (
-    Tokenization,
-    check_embedding_rows,
-    check_input_template,
-    check_pad_token_id,
-)
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.train.workloads.base import Workload
 from bert_jax.train.workloads.feature_cache import (
     ENCODER_FEATURES,
     FeatureExtractor,
@@ -58,23 +57,18 @@ from bert_jax.train.workloads.task_evaluator import TaskEvaluator
 logger = logging.getLogger(__name__)
 
 
-class FineTuningSource:
-    """Implements `Source` for an experiment with `FineTuningData`."""
+class FineTuningWorkload(Workload):
+    """Fine-tunes a model on one task."""
 
-    def __init__(self, experiment: Experiment, data: FineTuningData):
+    def __init__(self, experiment: Experiment, data: FineTuningData, objective: FineTuning):
         """Reads the task.
 
         Raises:
           UserError: its files are missing or damaged, or it has nothing to train on.
-          ConfigError: the objective does not fit the task.
+          ConfigError: the objective does not have the head of the task, or does not fit the tuning.
         """
-        if not isinstance(experiment.objective, FineTuning):
-            raise ConfigError(
-                f"data is FineTuningData, but objective is {type(experiment.objective).__name__}; "
-                "expected FineTuning"
-            )
-        self._experiment, self._data = experiment, data
-        self._objective_config = experiment.objective
+        super().__init__(experiment)
+        self._data, self._objective_config = data, objective
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._task = load_task(data.task)
         self._features = functools.cache(self._make_features)
@@ -85,22 +79,13 @@ class FineTuningSource:
                 f"the task {self._task.name} {problem}; expected a file of labeled examples for "
                 "the split train"
             )
-        check_task(self._task, data, self._objective_config, self._tokenizer)
-        check_tuning(data, self._objective_config, experiment.train.tuning)
+        _check_task(self._task, data, objective, self._tokenizer)
+        _check_tuning(data, objective, experiment.train.tuning)
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """Checks the tokenizer against the model and saves it; see `Source`."""
-        tokenizer_path = self._data.tokenizer
-        tokenization = Tokenization.of(self._tokenizer, tokenizer_path)
-        remedy = "set data.tokenizer to {tokenizer}"
-        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        model, advice = self._objective_config.model, "use the tokenizer of the model"
-        check_embedding_rows(tokenization.vocab_size, model.vocab_size, tokenizer_path, advice)
-        check_input_template(self._tokenizer, model.type_vocab_size, tokenizer_path)
-        check_pad_token_id(self._tokenizer, model.required_pad_token_id, tokenizer_path)
-        if not (folder / TOKENIZER_FOLDER).exists():
-            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
-                self._tokenizer.save(partial_folder)
+        """Checks the tokenizer against the model and saves it; see `Workload`."""
+        model = self._objective_config.model
+        self._check_and_save_tokenizer(self._tokenizer, self._data.tokenizer, model, folder)
         if self._experiment.init_from and not (folder / ITEMS_FILE).is_file():
             copy_items([self._experiment.init_from], folder)
         if self._data.prompt and self._data.prompt.demonstrations:
@@ -135,13 +120,9 @@ class FineTuningSource:
         splits = {f"{s}-{n}": self._features(s, n) for n in lengths for s in self._task.splits}
         cache_features(extractor, splits, folder / ENCODER_FEATURES)
 
-    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """Returns the fields that the objective reads; see `Source`."""
-        return objective.batch_fields()
-
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """Returns one shape for each batch length that occurs; see `Source`."""
-        batch_size = self._experiment.train.phases[phase_index].batch_size
+        """Returns one shape for each batch length that occurs; see `Workload`."""
+        batch_size = self._phases[phase_index].batch_size
         num_choices = self.train_features(phase_index).num_choices
         sizes = {"B": batch_size, "A": num_choices, "D": self._objective_config.model.hidden_size}
         sizes |= {"C": len(self._task.labels)}
@@ -149,14 +130,14 @@ class FineTuningSource:
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[FineTuningLoader]:
-        """Opens the training loader; see `Source`."""
+        """Opens the training loader; see `Workload`."""
         yield self._loader(phase_index, position)
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> TaskEvaluator | None:
-        """Returns the evaluator of the split that the config names; see `Source`."""
-        evaluation = self._experiment.train.evaluation
+        """Returns the evaluator of the split that the config names; see `Workload`."""
+        evaluation = self._evaluation
         if not isinstance(evaluation, LabeledEval):
             return None
         if evaluation.split not in self._task.splits:
@@ -197,7 +178,7 @@ class FineTuningSource:
         Returns:
           (metrics by split, analysis of the task), the analyses of splits on process 0 only.
         """
-        last_phase_index = len(self._experiment.train.phases) - 1
+        last_phase_index = len(self._phases) - 1
         metrics, split_analyses = {}, {}
         predictions_folder.mkdir(parents=True, exist_ok=True)
         for split in self._task.splits:
@@ -237,7 +218,7 @@ class FineTuningSource:
 
     def train_features(self, phase_index: int) -> Features:
         """Returns the training sequences of a phase."""
-        return self._features("train", self._experiment.train.phases[phase_index].seq_length)
+        return self._features("train", self._phases[phase_index].seq_length)
 
     def _make_features(self, split: str, seq_length: int) -> Features:
         data = self._data
@@ -254,12 +235,12 @@ class FineTuningSource:
         return features
 
     def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
-        phase_config = self._experiment.train.phases[phase_index]
+        phase_config = self._phases[phase_index]
         return FineTuningLoader(
             self.train_features(phase_index),
             self._data.batch_lengths(phase_config.seq_length),
             batch_size=phase_config.batch_size,
-            seed=self._experiment.seed + phase_index,
+            seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
@@ -270,7 +251,7 @@ class FineTuningSource:
         self, objective: Objective, split: str, phase_index: int, mesh: jax.sharding.Mesh
     ) -> TaskEvaluator:
         assert isinstance(objective, FineTuningObjective)
-        seq_length = self._experiment.train.phases[phase_index].seq_length
+        seq_length = self._phases[phase_index].seq_length
         return TaskEvaluator(
             objective,
             self._task,
@@ -284,12 +265,12 @@ class FineTuningSource:
 
     def _eval_batch_size(self, mesh: jax.sharding.Mesh) -> int:
         """Returns the batch size for evaluation and feature extraction."""
-        batch_size = (self._experiment.train.evaluation or LabeledEval()).batch_size
+        batch_size = (self._evaluation or LabeledEval()).batch_size
         sharding.check_batch_size(batch_size, 1, mesh)
         return batch_size
 
 
-def check_task(
+def _check_task(
     task: Task, data: FineTuningData, objective: FineTuning, tokenizer: Tokenizer
 ) -> None:
     """Checks that the objective has the head and the labels of the task.
@@ -313,8 +294,8 @@ def check_task(
         )
 
 
-def check_tuning(data: FineTuningData, objective: FineTuning, tuning: TuningConfig) -> None:
-    """Raises a ConfigError if a prompt or soft labels cannot be combined with the tuning."""
+def _check_tuning(data: FineTuningData, objective: FineTuning, tuning: TuningConfig) -> None:
+    """Raises a ConfigError if prompt, soft labels or pooling cannot be combined with the tuning."""
     cached = tuning.features == CachedFeatures()
     if data.prompt and (tuning.num_virtual_tokens or cached):
         raise ConfigError(
@@ -326,6 +307,13 @@ def check_tuning(data: FineTuningData, objective: FineTuning, tuning: TuningConf
         raise ConfigError(
             "train.tuning.features is CachedFeatures and objective.distillation is SoftLabels; "
             "expected ComputedFeatures"
+        )
+    pooling = objective.model.sequence_pooling
+    if cached and isinstance(pooling, LatePooling) and reads_one_vector(objective.head):
+        raise ConfigError(
+            "train.tuning.features is CachedFeatures, but objective.model.classifier_pooling is "
+            "LatePooling, which pools after a trained layer; set classifier_pooling to "
+            "MeanPooling, or features to ComputedFeatures"
         )
 
 

@@ -21,77 +21,65 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.runs import run_folder
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.workloads.fine_tuning import FineTuningSource
+from bert_jax.train.workloads.base import Workload
+from bert_jax.train.workloads.fine_tuning import FineTuningWorkload
 from bert_jax.train.workloads.task_evaluator import TaskEvaluator
 
 MEAN_METRIC = "mean"
 """Name of the mean of the tasks' first metrics, in the metrics of an evaluation."""
 
 
-class MultiTaskSource:
-    """Implements `Source` for an experiment with `MultiTaskData`.
+class MultiTaskWorkload(Workload):
+    """Fine-tunes one encoder on several tasks.
 
-    Each task has a `FineTuningSource` for the experiment that has only this task. This class mixes
-    their training sequences and collects their results.
+    Each task has a `FineTuningWorkload` for the experiment that has only this task. This class
+    mixes their training sequences and collects their results.
     """
 
-    def __init__(self, experiment: Experiment, data: MultiTaskData):
+    def __init__(self, experiment: Experiment, data: MultiTaskData, objective: MultiTask):
         """Reads the tasks.
 
         Raises:
           UserError: files of a task are missing or damaged.
           ConfigError: the objective does not have a head for each task.
         """
-        objective = experiment.objective
-        if not isinstance(objective, MultiTask):
-            raise ConfigError(
-                f"data is MultiTaskData, but objective is {type(objective).__name__}; "
-                "expected MultiTask"
-            )
+        super().__init__(experiment)
         names = tuple(named.name for named in data.tasks)
         if names != objective.task_names:
             raise ConfigError(
                 f"data.tasks are {', '.join(names)}, but objective.heads are "
                 f"{', '.join(objective.task_names)}; expected the same names in the same order"
             )
-        self._experiment, self._data = experiment, data
-        self._sources = {name: self._single_task_source(objective, name) for name in names}
+        self._data = data
+        self._workloads = {name: self._single_task(objective, name) for name in names}
         self._pad_id = load_tokenizer(data.tokenizer).pad_id
         self._joined_features = functools.cache(self._join_features)
 
-    def _single_task_source(self, objective: MultiTask, name: str) -> FineTuningSource:
-        data = self._data.for_task(name)
-        experiment = dataclasses.replace(
-            self._experiment, objective=objective.for_task(name), data=data
-        )
-        return FineTuningSource(experiment, data)
+    def _single_task(self, objective: MultiTask, name: str) -> FineTuningWorkload:
+        data, objective_of_task = self._data.for_task(name), objective.for_task(name)
+        experiment = dataclasses.replace(self._experiment, objective=objective_of_task, data=data)
+        return FineTuningWorkload(experiment, data, objective_of_task)
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """Checks the tokenizer against the model and saves it; see `Source`."""
-        next(iter(self._sources.values())).prepare_run_folder(folder)
+        """Checks the tokenizer against the model and saves it; see `Workload`."""
+        next(iter(self._workloads.values())).prepare_run_folder(folder)
 
     def data_fingerprint(self) -> str:
         """Returns the hashes of the training examples of all tasks."""
-        return " ".join(f"{name}:{each.data_fingerprint()}" for name, each in self._sources.items())
+        return " ".join(
+            f"{name}:{each.data_fingerprint()}" for name, each in self._workloads.items()
+        )
 
     def describe_data(self) -> dict[str, str]:
         """Returns the number of examples of each task and split."""
         return {
-            f"Task {name}": source.describe_data()["Task"] for name, source in self._sources.items()
+            f"Task {name}": workload.describe_data()["Task"]
+            for name, workload in self._workloads.items()
         }
 
-    def on_train_start(
-        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
-    ) -> None:
-        """Does nothing: encoder features are only cached for a single task."""
-
-    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """Returns the fields that the objective reads; see `Source`."""
-        return objective.batch_fields()
-
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """Returns one shape for each batch length that occurs; see `Source`."""
-        phase_config = self._experiment.train.phases[phase_index]
+        """Returns one shape for each batch length that occurs; see `Workload`."""
+        phase_config = self._phases[phase_index]
         loader = self._loader(phase_index, 0)
         epochs = -(-phase_config.steps // loader.batches_per_epoch)
         return [
@@ -101,18 +89,19 @@ class MultiTaskSource:
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[FineTuningLoader]:
-        """Opens the training loader; see `Source`."""
+        """Opens the training loader; see `Workload`."""
         yield self._loader(phase_index, position)
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> "MultiTaskEvaluator | None":
-        """Returns the evaluator of all tasks that have the split of the config; see `Source`."""
+        """Returns the evaluator of all tasks that have the split of the config; see `Workload`."""
         assert isinstance(objective, MultiTaskObjective)
         evaluators = {
             name: evaluator
-            for name, source in self._sources.items()
-            if (evaluator := source.evaluator(objective.tasks[name], phase_index, mesh)) is not None
+            for name, workload in self._workloads.items()
+            if (evaluator := workload.evaluator(objective.tasks[name], phase_index, mesh))
+            is not None
         }
         return MultiTaskEvaluator(evaluators) if evaluators else None
 
@@ -122,8 +111,8 @@ class MultiTaskSource:
         """Writes predictions, metrics and analyses of each task under its name."""
         assert isinstance(objective, MultiTaskObjective)
         metrics, analyses = {}, {}
-        for name, source in self._sources.items():
-            metrics[name], analyses[name] = source.evaluate_splits(
+        for name, workload in self._workloads.items():
+            metrics[name], analyses[name] = workload.evaluate_splits(
                 objective.tasks[name],
                 task_params(params, name),
                 mesh,
@@ -131,7 +120,7 @@ class MultiTaskSource:
                 step,
             )
         if jax.process_index() == 0:
-            sampler = self._sampler(len(self._experiment.train.phases) - 1)
+            sampler = self._sampler(len(self._phases) - 1)
             mixture = [
                 {
                     "task": name,
@@ -146,23 +135,27 @@ class MultiTaskSource:
 
     def _sampler(self, phase_index: int) -> MixtureSampler:
         num_sequences = {
-            name: len(source.train_features(phase_index)) for name, source in self._sources.items()
+            name: len(workload.train_features(phase_index))
+            for name, workload in self._workloads.items()
         }
-        return MixtureSampler(num_sequences, self._data.mixing, self._experiment.seed + phase_index)
+        return MixtureSampler(num_sequences, self._data.mixing, self._seed + phase_index)
 
     def _join_features(self, phase_index: int) -> Features:
         return concatenate_features(
-            {name: source.train_features(phase_index) for name, source in self._sources.items()}
+            {
+                name: workload.train_features(phase_index)
+                for name, workload in self._workloads.items()
+            }
         )
 
     def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
-        phase_config = self._experiment.train.phases[phase_index]
+        phase_config = self._phases[phase_index]
         name = self._data.tasks[0].name
         return FineTuningLoader(
             self._joined_features(phase_index),
             self._data.for_task(name).batch_lengths(phase_config.seq_length),
             batch_size=phase_config.batch_size,
-            seed=self._experiment.seed + phase_index,
+            seed=self._seed + phase_index,
             pad_id=self._pad_id,
             sampler=self._sampler(phase_index),
             process_index=jax.process_index(),

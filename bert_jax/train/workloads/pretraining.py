@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.config.data import CorpusMixture, Denoising, PretrainingData
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import Seq2Seq
+from bert_jax.config.objectives import EncoderObjective, Seq2Seq
 from bert_jax.config.train import HeldOutEval, Phase
 from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
@@ -32,28 +32,29 @@ from bert_jax.objectives.base import Objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.sharding import batch_sharding, put_batch
 from bert_jax.pretrained.initial import check_initial_tokenizer
-from bert_jax.pretrained.seq2seq import check_decoder_tokens
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import (
     check_embedding_rows,
-    check_input_template,
-    check_pad_token_id,
     check_same_tokenizer,
 )
+from bert_jax.train.workloads.base import Workload, check_model_inputs
 
 logger = logging.getLogger(__name__)
 
 
-class PretrainingSource:
-    """Implements `Source` for experiments whose data is `PretrainingData`."""
+class PretrainingWorkload(Workload):
+    """Pretrains on prepared corpora, with any objective of pretraining."""
 
-    def __init__(self, experiment: Experiment, data: PretrainingData):
+    def __init__(
+        self, experiment: Experiment, data: PretrainingData, objective: EncoderObjective | Seq2Seq
+    ):
         """Opens the corpora.
 
         Raises:
           UserError: `data.corpus` is not a prepared corpus, or the mixture cannot be read.
         """
-        self._experiment, self._data = experiment, data
+        super().__init__(experiment)
+        self._data, self._model = data, objective.model
         self._mixture: MixturePlan | None = None
         if isinstance(data.corpus, CorpusMixture):
             phases = [
@@ -68,7 +69,7 @@ class PretrainingSource:
             self._corpora = (self._text,)
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """See `Source`."""
+        """See `Workload`."""
         if self._mixture is not None:
             _log_mixture(self._mixture)
             write_or_check_mixture(self._mixture, folder / run_folder.MIXTURE)
@@ -76,20 +77,14 @@ class PretrainingSource:
         tokenization = corpus.tokenization
         remedy = "prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`"
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        objective, tokenizer = self._experiment.objective, corpus.tokenizer()
         check_embedding_rows(
             tokenization.vocab_size,
-            objective.model.vocab_size,
+            self._model.vocab_size,
             tokenization.path,
             f"set objective.model.vocab_size to {tokenization.vocab_size}",
         )
-        if isinstance(objective, Seq2Seq):
-            check_decoder_tokens(tokenizer, objective.model, tokenization.path)
-        else:
-            model = objective.model
-            check_input_template(tokenizer, model.type_vocab_size, tokenization.path)
-            check_pad_token_id(tokenizer, model.required_pad_token_id, tokenization.path)
-        evaluation = self._experiment.train.evaluation
+        check_model_inputs(corpus.tokenizer(), tokenization.path, self._model)
+        evaluation = self._evaluation
         if isinstance(evaluation, HeldOutEval):
             for each in self._corpora:
                 check_held_out_corpus(each, evaluation.corpus)
@@ -110,33 +105,28 @@ class PretrainingSource:
             described[f"Training corpus{number}"] = _describe_corpus(
                 str(corpus.folder), corpus.manifest
             ) + (f"; {self._mixture.uses[index]}" if self._mixture else "")
-        evaluation = self._experiment.train.evaluation
+        evaluation = self._evaluation
         if isinstance(evaluation, HeldOutEval):
             described["Held-out corpus"] = _describe_corpus(
                 evaluation.corpus, read_manifest(evaluation.corpus)
             )
         return described
 
-    def on_train_start(
-        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
-    ) -> None:
-        """Does nothing: masks are drawn in every epoch, so nothing is computed in advance."""
-
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
         """Returns the fields that the objective needs, and the fields of packed sequences."""
         fields = select_fields(self._data, objective.batch_fields())
-        evaluation = self._experiment.train.evaluation
+        evaluation = self._evaluation
         if isinstance(evaluation, HeldOutEval):
             check_held_out_fields(evaluation, self._data, fields)
         return fields
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each phase."""
-        return [self._experiment.train.phases[phase_index].sizes]
+        return [self._phases[phase_index].sizes]
 
     def loader(self, phase_index: int, position: int) -> PretrainingLoader:
-        """See `Source`."""
-        phase_config = self._experiment.train.phases[phase_index]
+        """See `Workload`."""
+        phase_config = self._phases[phase_index]
         return PretrainingLoader(
             self._text,
             self._data,
@@ -144,7 +134,7 @@ class PretrainingSource:
             batch_size=phase_config.batch_size,
             max_predictions_per_seq=phase_config.max_predictions_per_seq,
             target_length=phase_config.target_length,
-            seed=self._experiment.seed + phase_index,  # another order of examples in every phase
+            seed=self._seed + phase_index,  # another order of examples in every phase
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             start=position,
@@ -153,18 +143,13 @@ class PretrainingSource:
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> "HeldOutEvaluator | None":
-        """See `Source`."""
-        evaluation = self._experiment.train.evaluation
+        """See `Workload`."""
+        evaluation = self._evaluation
         if not isinstance(evaluation, HeldOutEval):
             return None
         sharding.check_batch_size(evaluation.batch_size, 1, mesh)
-        phases = self._experiment.train.phases
+        phases = self._phases
         return HeldOutEvaluator(objective, evaluation, self._data, phases[phase_index], mesh)
-
-    def on_train_end(
-        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
-    ) -> None:
-        """Does nothing: the metrics of the last evaluation are the final results."""
 
 
 def _describe_corpus(path: str, manifest: Manifest) -> str:

@@ -31,7 +31,7 @@ from bert_jax.config.sentence_embeddings import (
     teacher_path,
 )
 from bert_jax.config.train import LabeledEval
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
@@ -44,45 +44,36 @@ from bert_jax.data.sentence_embeddings.text_groups import (
     text_ids,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import atomic_path, write_json
+from bert_jax.io.atomic_io import write_json
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.parallel import sharding
 from bert_jax.params.functional import Params
-from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.tasks.metrics.regression import regression_metrics
 from bert_jax.tasks.metrics.vectors import normalize_vectors
-from bert_jax.text.compatibility import (
-    Tokenization,
-    check_embedding_rows,
-    check_input_template,
-    check_pad_token_id,
-)
 from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.train.workloads.base import Workload
 
 DEV = "dev"
 
 
-class SentenceEmbeddingSource:
-    """Implements `Source` for an experiment with `SentenceEmbeddingData`."""
+class SentenceEmbeddingWorkload(Workload):
+    """Trains a sentence encoder on groups of texts."""
 
-    def __init__(self, experiment: Experiment, data: SentenceEmbeddingData):
+    def __init__(
+        self, experiment: Experiment, data: SentenceEmbeddingData, objective: SentenceEmbedding
+    ):
         """Reads the groups of texts.
 
         Raises:
           UserError: a file is missing or damaged, or its groups are not what the loss needs.
-          ConfigError: the objective is not `SentenceEmbedding`, or is SimCSE without dropout.
+          ConfigError: the loss is SimCSE without dropout.
         """
-        if not isinstance(experiment.objective, SentenceEmbedding):
-            raise ConfigError(
-                f"data is SentenceEmbeddingData, but objective is "
-                f"{type(experiment.objective).__name__}; expected SentenceEmbedding"
-            )
-        _check_dropout(experiment.objective, experiment)
-        self._experiment, self._data = experiment, data
-        self._config = experiment.objective
+        super().__init__(experiment)
+        _check_dropout(objective, experiment.train.tuning)
+        self._data, self._config = data, objective
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._groups = prepare_groups(read_text_groups(data.train), self._config.loss)
         self._dev = read_text_groups(data.dev) if data.dev is not None else None
@@ -91,18 +82,9 @@ class SentenceEmbeddingSource:
         self._features = functools.cache(self._make_features)
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """Checks the tokenizer against the model and saves it; see `Source`."""
-        path, model = self._data.tokenizer, self._config.model
-        tokenization = Tokenization.of(self._tokenizer, path)
-        remedy = "set data.tokenizer to {tokenizer}"
-        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        advice = "use the tokenizer of the model"
-        check_embedding_rows(tokenization.vocab_size, model.vocab_size, path, advice)
-        check_input_template(self._tokenizer, model.type_vocab_size, path)
-        check_pad_token_id(self._tokenizer, model.required_pad_token_id, path)
-        if not (folder / TOKENIZER_FOLDER).exists():
-            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
-                self._tokenizer.save(partial_folder)
+        """Checks the tokenizer against the model and saves it; see `Workload`."""
+        model = self._config.model
+        self._check_and_save_tokenizer(self._tokenizer, self._data.tokenizer, model, folder)
 
     def data_fingerprint(self) -> str:
         """Returns a hash of the training texts with their scores or labels."""
@@ -124,32 +106,28 @@ class SentenceEmbeddingSource:
         if path := teacher_path(self._config.loss):
             self._targets = teacher_targets(self._groups, self._config, path)
 
-    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """Returns the fields that the objective reads; see `Source`."""
-        return objective.batch_fields()
-
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """Returns one shape for each length that a batch of the phase has; see `Source`."""
-        phase, size = self._experiment.train.phases[phase_index], self._config.embedding_size
+        """Returns one shape for each length that a batch of the phase has; see `Workload`."""
+        phase, size = self._phases[phase_index], self._config.embedding_size
         sizes = {"B": phase.batch_size, "A": self._groups.num_texts, "D": size}
         lengths = self.make_loader(phase_index).distinct_batch_lengths(phase.steps)
         return [{**sizes, "L": length} for length in lengths]
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[SentenceEmbeddingLoader]:
-        """Opens the training loader; see `Source`."""
+        """Opens the training loader; see `Workload`."""
         yield self.make_loader(phase_index, position)
 
     def make_loader(self, phase_index: int, position: int = 0) -> SentenceEmbeddingLoader:
         """Returns the batches of a phase from `position`."""
-        phase = self._experiment.train.phases[phase_index]
+        phase = self._phases[phase_index]
         ids = text_ids(self._groups) if has_in_batch_negatives(self._config.loss) else None
         return SentenceEmbeddingLoader(
             self._features(phase.seq_length),
             ids,
             self._data.batch_lengths(phase.seq_length),
             batch_size=phase.batch_size,
-            seed=self._experiment.seed + phase_index,
+            seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
@@ -159,8 +137,8 @@ class SentenceEmbeddingSource:
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> "SimilarityEvaluator | None":
-        """Returns the evaluator of the dev pairs; see `Source`."""
-        evaluation = self._experiment.train.evaluation
+        """Returns the evaluator of the dev pairs; see `Workload`."""
+        evaluation = self._evaluation
         if not isinstance(evaluation, LabeledEval):
             return None
         if self._dev is None or evaluation.split != DEV:
@@ -170,7 +148,7 @@ class SentenceEmbeddingSource:
             )
         assert isinstance(objective, SentenceEmbeddingObjective)
         sharding.check_batch_size(evaluation.batch_size, 1, mesh)
-        seq_length = self._experiment.train.phases[phase_index].seq_length
+        seq_length = self._phases[phase_index].seq_length
         return SimilarityEvaluator(
             objective,
             self._dev,
@@ -185,7 +163,7 @@ class SentenceEmbeddingSource:
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
         """Writes the correlations of the dev pairs, computed with the best parameters."""
-        evaluator = self.evaluator(objective, len(self._experiment.train.phases) - 1, mesh)
+        evaluator = self.evaluator(objective, len(self._phases) - 1, mesh)
         if evaluator is None:
             return
         metrics = {DEV: evaluator(params)}
@@ -200,13 +178,13 @@ class SentenceEmbeddingSource:
         return features
 
 
-def _check_dropout(objective: SentenceEmbedding, experiment: Experiment) -> None:
+def _check_dropout(objective: SentenceEmbedding, tuning: TuningConfig) -> None:
     """Raises a ConfigError if the two vectors of a text in `UnsupervisedSimCSE` would be equal."""
     if not isinstance(single_loss(objective.loss), UnsupervisedSimCSE):
         return
     names = [f.name for f in dataclasses.fields(objective.model) if "dropout" in f.name]
     rates = [getattr(objective.model, name) for name in names]
-    rates.append(getattr(experiment.train.tuning.adapter, "dropout", 0.0))
+    rates.append(getattr(tuning.adapter, "dropout", 0.0))
     if not any(rates):
         raise ConfigError(
             "UnsupervisedSimCSE needs dropout, which makes the two vectors of a text different, "

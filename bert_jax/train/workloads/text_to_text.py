@@ -16,7 +16,6 @@ from bert_jax.config.generation import GenerationConfig
 from bert_jax.config.labeled_data import TextToTextData
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.config.train import LabeledEval, Phase
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.pretraining.denoising import SourceAndTarget
 from bert_jax.data.text_to_text import (
     TextTask,
@@ -29,12 +28,11 @@ from bert_jax.data.text_to_text import (
     parse_score,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import atomic_path, atomic_write, write_json
+from bert_jax.io.atomic_io import atomic_write, write_json
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.base import Objective
 from bert_jax.predict.generator import Generator as TextGenerator
-from bert_jax.pretrained.initial import check_initial_tokenizer
-from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.runs import run_folder
 from bert_jax.runs.training_data import examples_fingerprint
 from bert_jax.tasks.metrics.text_generation import (
@@ -44,8 +42,8 @@ from bert_jax.tasks.metrics.text_generation import (
     score_text_metrics,
     text_metrics,
 )
-from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.train.workloads.base import Workload
 from bert_jax.train.workloads.multi_task import MEAN_METRIC
 
 logger = logging.getLogger(__name__)
@@ -54,25 +52,19 @@ _LABELED_KINDS = ("classification", "regression")
 """Kinds of tasks whose targets are labels or scores; all others have free texts."""
 
 
-class TextToTextSource:
-    """Implements `Source` for an experiment with `TextToTextData`."""
+class TextToTextWorkload(Workload):
+    """Fine-tunes an encoder-decoder on tasks that are written as text."""
 
-    def __init__(self, experiment: Experiment, data: TextToTextData):
+    def __init__(self, experiment: Experiment, data: TextToTextData, objective: Seq2Seq):
         """Reads the tasks.
 
         Raises:
           UserError: a file is damaged, a label cannot be written, or a task has no training data.
-          ConfigError: the objective is not Seq2Seq.
         """
-        if not isinstance(experiment.objective, Seq2Seq):
-            raise ConfigError(
-                f"data is TextToTextData, but objective is {type(experiment.objective).__name__}; "
-                "expected Seq2Seq"
-            )
-        self._experiment, self._data = experiment, data
-        self._model = experiment.objective.model
+        super().__init__(experiment)
+        self._data, self._model = data, objective.model
         # Of the settings of training, such as remat, generation uses only the dtype.
-        self._compute = ComputeConfig(dtype=experiment.objective.compute.dtype)
+        self._compute = ComputeConfig(dtype=objective.compute.dtype)
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._tasks = {named.name: load_text_task(named.task, named.name) for named in data.tasks}
         target_length = min(phase.target_length for phase in experiment.train.phases)
@@ -84,17 +76,9 @@ class TextToTextSource:
                 require_text_metrics()
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """Checks the tokenizer against the model and saves it; see `Source`."""
+        """Checks the tokenizer against the model and saves it; see `Workload`."""
         path = self._data.tokenizer
-        tokenization = Tokenization.of(self._tokenizer, path)
-        remedy = "set data.tokenizer to {tokenizer}"
-        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        advice = "use the tokenizer of the model"
-        check_embedding_rows(tokenization.vocab_size, self._model.vocab_size, path, advice)
-        check_decoder_tokens(self._tokenizer, self._model, path)
-        if not (folder / TOKENIZER_FOLDER).exists():
-            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
-                self._tokenizer.save(partial_folder)
+        self._check_and_save_tokenizer(self._tokenizer, path, self._model, folder)
 
     def data_fingerprint(self) -> str:
         """Returns a hash of the training examples of each task."""
@@ -108,23 +92,18 @@ class TextToTextSource:
             for name, splits in ((name, task.splits) for name, task in self._tasks.items())
         }
 
-    def on_train_start(
-        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
-    ) -> None:
-        """Does nothing: nothing is computed in advance."""
-
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
         """Returns the fields that the objective reads, and the fields of packed sequences."""
         return objective.batch_fields() + (PACKED_DECODER_FIELDS if self._data.packing else ())
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each phase: all batches are padded to its lengths."""
-        return [self._experiment.train.phases[phase_index].sizes]
+        return [self._phases[phase_index].sizes]
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[TextToTextLoader]:
-        """Opens the training loader; see `Source`."""
-        phase = self._experiment.train.phases[phase_index]
+        """Opens the training loader; see `Workload`."""
+        phase = self._phases[phase_index]
         lengths = phase.seq_length, phase.target_length
         examples: dict[str, list[SourceAndTarget]] = {}
         for name, task in self._tasks.items():
@@ -144,7 +123,7 @@ class TextToTextSource:
             batch_size=phase.batch_size,
             packing=self._data.packing,
             pad_id=self._tokenizer.pad_id,
-            seed=self._experiment.seed + phase_index,
+            seed=self._seed + phase_index,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             start=position,
@@ -153,12 +132,12 @@ class TextToTextSource:
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> "GenerationEvaluator | None":
-        """Returns the evaluator of the split that the config names; see `Source`.
+        """Returns the evaluator of the split that the config names; see `Workload`.
 
         Raises:
           ConfigError: no task has the split, or its examples have no targets.
         """
-        if not isinstance(evaluation := self._experiment.train.evaluation, LabeledEval):
+        if not isinstance(evaluation := self._evaluation, LabeledEval):
             return None
         splits = [task.splits.get(evaluation.split, ()) for task in self._tasks.values()]
         if not any(splits) or not all(map(_have_targets, splits)):
@@ -167,7 +146,7 @@ class TextToTextSource:
                 f"train.evaluation.split is {evaluation.split!r}, for which there are {found}; "
                 "expected a split with targets, such as 'dev', or set train.evaluation to null"
             )
-        phase = self._experiment.train.phases[phase_index]
+        phase = self._phases[phase_index]
         return self._make_evaluator(evaluation.split, phase, mesh)
 
     def on_train_end(
@@ -177,7 +156,7 @@ class TextToTextSource:
         metrics: dict[str, dict[str, float]] = {}
         found_splits = {split for task in self._tasks.values() for split in task.splits}
         for split in filter(found_splits.__contains__, self._data.predicted_splits):
-            evaluator = self._make_evaluator(split, self._experiment.train.phases[-1], mesh)
+            evaluator = self._make_evaluator(split, self._phases[-1], mesh)
             outputs = evaluator.generate(params)
             if jax.process_index():
                 continue

@@ -284,7 +284,7 @@ def temporary_bytes(config: Experiment) -> int:
     initialize = functools.partial(init_state, program, optimizer)
     state = jax.eval_shape(initialize, jax.random.key(0))
     schedule = learning_rate_schedule(train.schedule, train.steps)
-    step = make_train_step(program, optimizer, schedule, seed=0, tuning=train.tuning)
+    step = make_train_step(program, optimizer, schedule, tuning=train.tuning)
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtype)
         for name, (shape, dtype) in batch_fields.batch_spec(

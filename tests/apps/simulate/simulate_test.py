@@ -78,7 +78,7 @@ def test_missing_host_is_named(corpus, tmp_path):
         tmp_path / "run", corpus, *flags, expect=76, BERT_JAX_RENDEZVOUS_SECONDS="1"
     )
     error = r"error: process 1 of 2 did not report to process 0 at 127.0.0.1:\d+ within 1 s"
-    assert re.search(rf"\[host 0\] {error}; present: 0 on ", output)
+    assert re.search(rf"\[host 0\] {error}; present: 0 \(pid ", output)
     assert "host 1 not started" in summary and "exit code 76 on host 0" in summary
     assert re.search(rf"message of host 0: {error}", summary)
     assert "the run is not complete" in summary and not (tmp_path / "run").exists()

@@ -41,9 +41,8 @@ from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.flops import step_flops
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
-from bert_jax.train.workloads import make_source
+from bert_jax.train.workloads import make_workload
 from bert_jax.train.workloads.feature_cache import ENCODER_FEATURES, FeatureExtractor
-from bert_jax.train.workloads.fine_tuning import FineTuningSource
 from tests.helpers.one_device import one_device_mesh
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
@@ -71,7 +70,7 @@ class Opened:
         assert isinstance(experiment.objective, FineTuning)
         self.experiment = experiment
         self.mesh = sharding.make_mesh(experiment.mesh, jax.devices()[:1])
-        self.source = FineTuningSource(experiment, experiment.data)
+        self.source = make_workload(experiment)
         self.config = experiment.objective
         cached = isinstance(experiment.train.tuning.features, CachedFeatures)
         objective_class = CachedFeaturesObjective if cached else FineTuningObjective
@@ -363,7 +362,7 @@ def test_features_need_a_single_labeled_task(task_experiment):
     experiment = tuned(task_experiment("classification"))
     prepared = dataclasses.replace(experiment, data=PretrainingData(corpus="nowhere"))
     with pytest.raises(ConfigError, match="one labeled task, but data is Pretrain"):
-        make_source(prepared)
+        make_workload(prepared)
 
 
 def test_cached_encoder_has_no_flops(task_experiment):
@@ -379,7 +378,7 @@ def test_pooling_after_a_trained_layer_is_refused(task_experiment):
         experiment, objective=dataclasses.replace(experiment.objective, model=model)
     )
     with pytest.raises(ConfigError, match="classifier_pooling is LatePooling, which pools after"):
-        make_source(late)
+        make_workload(late)
     mean = '{"type": "MeanPooling"}'
     changed = override(late, [f"objective.model.classifier_pooling={mean}"])
-    make_source(changed)
+    make_workload(changed)

@@ -41,7 +41,7 @@ from bert_jax.train.presets import sentence_embedding_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
 from bert_jax.train.workloads.sentence_embeddings import (
-    SentenceEmbeddingSource,
+    SentenceEmbeddingWorkload,
     loss_targets,
     prepare_groups,
     teacher_targets,
@@ -194,7 +194,7 @@ def test_simcse_needs_dropout(folder):
     )
     objective = dataclasses.replace(objective, model=model)
     with pytest.raises(ConfigError, match="UnsupervisedSimCSE needs dropout"):
-        SentenceEmbeddingSource(dataclasses.replace(experiment, objective=objective), data)
+        SentenceEmbeddingWorkload(experiment, data, objective)
 
 
 def test_groups_take_the_form_that_the_loss_reads():

@@ -32,7 +32,7 @@ from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.text.learn import train_tokenizer
 from bert_jax.train.workloads.text_to_text import (
     GenerationEvaluator,
-    TextToTextSource,
+    TextToTextWorkload,
     task_metrics,
 )
 
@@ -216,7 +216,7 @@ def test_labels_longer_than_targets_are_refused_before_training(folder: Path) ->
     phase = dataclasses.replace(experiment.train.phases[0], target_length=3)
     train = dataclasses.replace(experiment.train, phases=(phase,))
     with pytest.raises(UserError, match=r"task 'own': the label 'the \w+ house' has .* at least"):
-        TextToTextSource(dataclasses.replace(experiment, train=train), data)
+        TextToTextWorkload(dataclasses.replace(experiment, train=train), data, experiment.objective)
 
 
 def test_metrics_of_labels_and_scores() -> None:
