@@ -30,17 +30,20 @@ from typing import Any
 from bert_jax.apps.curate import units
 from bert_jax.apps.curate.corpus import Corpus, TextFunctions
 from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.duplicates.exact import line_parts
-from bert_jax.apps.curate.duplicates.minhash import WordHashes, band_keys, shingle_hashes
+from bert_jax.apps.curate.exact_duplicates import line_parts
+from bert_jax.apps.curate.near_duplicates import WordHashes, band_keys, shingle_hashes
 from bert_jax.apps.curate.plan import (
+    FINEWEB_QUALITY,
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
     CurationConfig,
     ExactDuplicates,
     NearDuplicates,
     RepeatedLines,
+    RuleSet,
     Source,
     make_units,
 )
-from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
 from bert_jax.apps.curate.units import clean_page
 from bert_jax.apps.curate.workers import Workers
 from bert_jax.data.corpus.sources import TextFiles

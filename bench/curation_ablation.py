@@ -29,15 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.formats.html import HtmlFiles
+from bert_jax.apps.curate.formats.web import HtmlFiles
 from bert_jax.apps.curate.plan import (
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
     CurationConfig,
     ExactDuplicates,
     NearDuplicates,
     RepeatedLines,
+    RuleSet,
     Source,
 )
-from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json

@@ -25,8 +25,8 @@ from typing import Any
 from curation_ablation import by_hash, docstrings, pages
 
 from bert_jax.apps.curate import signals
-from bert_jax.apps.curate.formats.html import HtmlFiles
-from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
+from bert_jax.apps.curate.formats.web import HtmlFiles
+from bert_jax.apps.curate.plan import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, RuleSet
 from bert_jax.apps.curate.signals import SIGNALS, TextView
 
 RULE_SETS = (GOPHER_QUALITY, GOPHER_REPETITION, FINEWEB_QUALITY)

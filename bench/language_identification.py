@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lxml import html
 
-from bert_jax.apps.curate.sample import language_probabilities
+from bert_jax.apps.curate.model_signals import language_probabilities
 
 MIN_CHARACTERS = 200
 ENGLISH = "en"

@@ -13,8 +13,8 @@ remove what is found, add the step `Decontamination` to a recipe of your own, wi
 from pathlib import Path
 from typing import get_args
 
-from bert_jax.apps.curate.contamination.decontamination import Decontamination
-from bert_jax.apps.curate.formats.parquet import ParquetFiles
+from bert_jax.apps.curate.decontamination import Decontamination
+from bert_jax.apps.curate.formats.files import ParquetFiles
 from bert_jax.apps.curate.plan import CurationConfig, Source
 from bert_jax.config.labeled_data import Conll, Glue, GlueName, Squad
 from bert_jax.data.corpus.contamination.items import (

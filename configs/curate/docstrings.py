@@ -8,10 +8,9 @@ method has in common with the one that it overrides. Of equal paragraphs the one
 text is retained, so the held-out text has none of them.
 """
 
-from bert_jax.apps.curate.duplicates.exact import RepeatedParagraphs
-from bert_jax.apps.curate.duplicates.near import NearDuplicates
-from bert_jax.apps.curate.plan import CurationConfig, Source
-from bert_jax.apps.curate.rules import Rule, RuleSet
+from bert_jax.apps.curate.exact_duplicates import RepeatedParagraphs
+from bert_jax.apps.curate.near_duplicates import NearDuplicates
+from bert_jax.apps.curate.plan import CurationConfig, Rule, RuleSet, Source
 from bert_jax.data.corpus.sources import TextFiles
 
 LONG_ENOUGH = RuleSet(name="docstrings", rules=(Rule(signal="words", at_least=40),))

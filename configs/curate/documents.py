@@ -6,10 +6,9 @@ The rules of web pages (C4's lines, Gopher's and FineWeb's quality) are left out
 verse, lists and dialogue.
 """
 
-from bert_jax.apps.curate.duplicates.exact import ExactDuplicates
-from bert_jax.apps.curate.duplicates.near import NearDuplicates
-from bert_jax.apps.curate.plan import CurationConfig, Source
-from bert_jax.apps.curate.rules import GOPHER_REPETITION
+from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
+from bert_jax.apps.curate.near_duplicates import NearDuplicates
+from bert_jax.apps.curate.plan import GOPHER_REPETITION, CurationConfig, Source
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.text.files import DocumentUnit
 

@@ -11,10 +11,15 @@ punctuation mark for four words.
 
 from dataclasses import replace
 
-from bert_jax.apps.curate.formats.html import HtmlFiles
-from bert_jax.apps.curate.formats.warc import WarcFiles
-from bert_jax.apps.curate.plan import CurationConfig, ExactDuplicates, NearDuplicates, Source
-from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION
+from bert_jax.apps.curate.formats.web import HtmlFiles, WarcFiles
+from bert_jax.apps.curate.plan import (
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
+    CurationConfig,
+    ExactDuplicates,
+    NearDuplicates,
+    Source,
+)
 from bert_jax.text.files import uncompressed_name
 
 QUALITY = replace(

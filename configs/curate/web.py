@@ -10,10 +10,16 @@ C4's rule for repeated lines (`RepeatedLines`) is left out: Penedo et al. 2024 (
 removing them from the whole corpus, after near duplicates, made models worse.
 """
 
-from bert_jax.apps.curate.duplicates.exact import ExactDuplicates
-from bert_jax.apps.curate.duplicates.near import NearDuplicates
-from bert_jax.apps.curate.plan import C4Lines, CurationConfig, Source
-from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION
+from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
+from bert_jax.apps.curate.near_duplicates import NearDuplicates
+from bert_jax.apps.curate.plan import (
+    FINEWEB_QUALITY,
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
+    C4Lines,
+    CurationConfig,
+    Source,
+)
 from bert_jax.data.corpus.sources import TextFiles
 
 

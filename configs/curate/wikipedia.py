@@ -9,8 +9,7 @@ processes read one dump. `content=all` retains headings and lists.
 from typing import Literal
 
 from bert_jax.apps.curate.formats.wikipedia import WikipediaDump
-from bert_jax.apps.curate.plan import CurationConfig, Source
-from bert_jax.apps.curate.rules import Rule, RuleSet
+from bert_jax.apps.curate.plan import CurationConfig, Rule, RuleSet, Source
 
 # Dolma (Soldaini et al. 2024) drops articles of up to 25 words.
 LONG_ENOUGH = RuleSet(name="Wikipedia", rules=(Rule(signal="words", at_least=26),))

@@ -1,4 +1,4 @@
-"""Trains and applies a quality classifier: logistic regression on hashed words and bigrams.
+"""Trains, saves and applies a quality classifier of documents.
 
 Documents that look like positive examples (Wikipedia, books) get a score near 1, documents that
 look like negative ones (raw web text) near 0. As in fastText, the features of a document are
@@ -8,17 +8,64 @@ same files in the same order give the same model on the same kind of processor.
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.apps.curate.model_files import load_arrays, save_arrays
 from bert_jax.apps.curate.signals import TextView
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.errors import UserError, check_range
+from bert_jax.io.atomic_io import atomic_path
+
+
+def save_arrays(
+    path: Path, kind: str, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]
+) -> None:
+    """Writes arrays as one safetensors file, atomically.
+
+    Args:
+      kind: what the file is, such as "quality classifier".
+      info: JSON values for the header.
+    """
+    from safetensors.numpy import save_file
+
+    # One entry, because safetensors writes several in random order: the bytes would differ.
+    metadata = {"bert_jax": json.dumps({"kind": kind, "info": info}, sort_keys=True)}
+    with atomic_path(path) as tmp_path:
+        # safetensors writes the memory of an array as it is, also of a strided view.
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        save_file(contiguous, tmp_path, metadata)
+
+
+def load_arrays(
+    path: str | Path, kind: str, command: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns the arrays and the info of a file.
+
+    Args:
+      kind: what the file must be.
+      command: the verb that writes such files, for messages.
+
+    Raises:
+      UserError: there is no such file, or it is something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    advice = f"make one with `bert-jax {command}`"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {}).get("bert_jax", "{}"))
+            if header.get("kind") != kind:
+                raise UserError(f"{path}: not a {kind}; {advice}")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read as a {kind} ({error}); {advice}") from None
+    return arrays, header["info"]
+
 
 MAX_TOKENS = 2000
 """The beginning of a document that is read, in tokens."""

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.apps.curate.duplicates.minhash import WordHashes, shingle_hashes
-from bert_jax.apps.curate.model_files import load_arrays, save_arrays
+from bert_jax.apps.curate.classifier import load_arrays, save_arrays
+from bert_jax.apps.curate.near_duplicates import WordHashes, shingle_hashes
 from bert_jax.errors import UserError, check_range
 
 KIND, COMMAND = "n-gram model", "curate-ngrams"

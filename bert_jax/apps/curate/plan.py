@@ -1,33 +1,209 @@
-"""Configures `bert-jax curate`, and divides the files of the sources into work units."""
+"""Configures `bert-jax curate`: sources, edits, rules, steps; divides files into work units.
+
+Edits replace private data. Names of people remain: removing them harms models that recognize
+entities. The replacements are plain words, because placeholders such as |||EMAIL_ADDRESS||| become
+a dozen tokens.
+
+A rule is a signal and a limit. Limits are data: a recipe replaces a rule with
+`dataclasses.replace`, or leaves it out.
+"""
 
 import hashlib
+import ipaddress
 import json
 import os
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
 
-from bert_jax.apps.curate.contamination.decontamination import Decontamination
-from bert_jax.apps.curate.duplicates.exact import ExactDuplicates, RepeatedLines, RepeatedParagraphs
-from bert_jax.apps.curate.duplicates.near import NearDuplicates
-from bert_jax.apps.curate.edits import RepairMojibake, ReplacePrivateData
-from bert_jax.apps.curate.formats.gutenberg import GutenbergFiles
-from bert_jax.apps.curate.formats.html import HtmlFiles
-from bert_jax.apps.curate.formats.parquet import ParquetFiles
-from bert_jax.apps.curate.formats.patterns import FilePatterns
-from bert_jax.apps.curate.formats.warc import WarcFiles
+from bert_jax.apps.curate.decontamination import Decontamination
+from bert_jax.apps.curate.exact_duplicates import ExactDuplicates, RepeatedLines, RepeatedParagraphs
+from bert_jax.apps.curate.formats.files import (
+    FilePatterns,
+    GutenbergFiles,
+    ParquetFiles,
+    repair_mojibake,
+)
+from bert_jax.apps.curate.formats.web import HtmlFiles, WarcFiles
 from bert_jax.apps.curate.formats.wikipedia import WikipediaDump
-from bert_jax.apps.curate.rules import RuleSet
+from bert_jax.apps.curate.model_signals import ModelSignal
+from bert_jax.apps.curate.near_duplicates import NearDuplicates
+from bert_jax.apps.curate.signals import DUPLICATE_NGRAMS, SIGNALS, TOP_NGRAMS, TextView
 from bert_jax.config import config_lib as configs
 from bert_jax.data.corpus.plan import balanced_groups, default_num_units
 from bert_jax.data.corpus.source_files import SourceFile, is_remote, local_file
 from bert_jax.data.corpus.sources import RawDocument, TextFiles
-from bert_jax.errors import ConfigError, check_range
+from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.version import __version__
+
+# The parts have limits of RFC 5321, which also bounds the time on lines without spaces.
+_EMAIL = re.compile(
+    r"(?<![\w.+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}@"
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}(?![\w-])"
+)
+_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
+# "version 1.2.3.4", "v. 1.2.3.4", "section 2.1.3.4" are no addresses.
+_NUMBERED = re.compile(
+    r"(?:version|ver|release|section|chapter|build|rev|v|§)\.?\s*$", re.IGNORECASE
+)
+_CONTEXT_CHARACTERS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacePrivateData:
+    """Replaces e-mail addresses and public IP addresses by fixed words; None leaves them."""
+
+    email: str | None = "email address"
+    ip: str | None = "IP address"
+
+    def apply(self, text: str, counts: Counter[str]) -> str:
+        """Returns the text with replacements; adds their numbers to `counts`."""
+
+        def replace_ip(match: re.Match[str]) -> str:
+            before = text[max(0, match.start() - _CONTEXT_CHARACTERS) : match.start()]
+            if _NUMBERED.search(before) or not _is_public(match[0]):
+                return match[0]
+            counts["private data: IP address"] += 1
+            return str(self.ip)
+
+        if self.ip is not None:
+            text = _IP.sub(replace_ip, text)
+        if self.email is not None and "@" in text:
+            text, number = _EMAIL.subn(self.email, text)
+            if number:
+                counts["private data: e-mail address"] += number
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairMojibake:
+    """Repairs text that was decoded with the wrong encoding: "cafÃ©" becomes "café"."""
+
+    def apply(self, text: str, counts: Counter[str]) -> str:
+        """Returns the repaired text; adds 1 to `counts` if it changed."""
+        repaired = repair_mojibake(text)
+        if repaired != text:
+            counts["mojibake: repaired documents"] += 1
+        return repaired
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.IPv4Address(address).is_global
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Keeps documents whose signal is within the limits; a limit of None means no limit.
+
+    Attributes:
+      signal: a name in `SIGNALS`, or a signal that needs a file.
+    """
+
+    signal: str | ModelSignal
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.signal, str) and self.signal not in SIGNALS:
+            hint = did_you_mean(self.signal, SIGNALS) or f"expected one of {', '.join(SIGNALS)}"
+            raise ConfigError(f"rule: there is no signal {self.signal!r}; {hint}")
+        if self.at_least is None and self.at_most is None:
+            raise ConfigError(f"rule {self.name}: no limit; expected at_least, at_most or both")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ConfigError(
+                f"rule {self.name}: at_least is {self.at_least} and at_most {self.at_most}, "
+                "which drops every document"
+            )
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the signal."""
+        return self.signal if isinstance(self.signal, str) else self.signal.name
+
+    def compute(self, view: TextView) -> float:
+        """Returns the signal of a document."""
+        if isinstance(self.signal, str):
+            return SIGNALS[self.signal](view)
+        return self.signal.compute(view)
+
+    def allows(self, value: float) -> bool:
+        """Returns whether a document with this value of the signal is kept."""
+        if self.at_least is not None and value < self.at_least:
+            return False
+        return self.at_most is None or value <= self.at_most
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSet:
+    """Groups rules under a name, which is part of the reason in the ledger."""
+
+    name: str
+    rules: tuple[Rule, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise ConfigError(f"rule set {self.name!r}: no rule; expected at least one")
+
+    def reason(self, rule: Rule) -> str:
+        """Returns the reason in the ledger for a document that breaks a rule."""
+        return f"{self.name}: {rule.name}"
+
+
+GOPHER_QUALITY = RuleSet(
+    name="Gopher quality",
+    rules=(
+        Rule(signal="words", at_least=50, at_most=100_000),
+        Rule(signal="mean_word_length", at_least=3, at_most=10),
+        Rule(signal="hashes_per_token", at_most=0.1),
+        Rule(signal="ellipses_per_token", at_most=0.1),
+        Rule(signal="bullet_lines", at_most=0.9),
+        Rule(signal="ellipsis_lines", at_most=0.3),
+        Rule(signal="tokens_with_letter", at_least=0.8),
+        Rule(signal="stop_words", at_least=2),
+    ),
+)
+"""The rules of Rae et al. 2021 (Gopher), appendix A.1.1, for English."""
+
+_TOP_LIMITS = dict(zip(TOP_NGRAMS, (0.20, 0.18, 0.16), strict=True))
+_DUPLICATE_LIMITS = dict(zip(DUPLICATE_NGRAMS, (0.15, 0.14, 0.13, 0.12, 0.11, 0.10), strict=True))
+
+GOPHER_REPETITION = RuleSet(
+    name="Gopher repetition",
+    rules=(
+        Rule(signal="duplicate_paragraphs", at_most=0.3),
+        Rule(signal="duplicate_paragraph_characters", at_most=0.2),
+        Rule(signal="duplicate_lines", at_most=0.3),
+        Rule(signal="duplicate_line_characters", at_most=0.2),
+        *(Rule(signal=f"top_{n}gram_characters", at_most=x) for n, x in _TOP_LIMITS.items()),
+        *(
+            Rule(signal=f"duplicate_{n}gram_characters", at_most=x)
+            for n, x in _DUPLICATE_LIMITS.items()
+        ),
+    ),
+)
+"""The rules of Rae et al. 2021, table A1."""
+
+FINEWEB_QUALITY = RuleSet(
+    name="FineWeb quality",
+    rules=(
+        Rule(signal="lines_ending_a_sentence", at_least=0.12),
+        Rule(signal="short_lines", at_most=0.67),
+        # Penedo et al. 2024 have 0.1 in the text; the code that made the data set has 0.01.
+        Rule(signal="duplicate_line_characters", at_most=0.01),
+        Rule(signal="newlines_per_token", at_most=0.3),
+    ),
+)
+"""The rules that Penedo et al. 2024 (FineWeb), section 3.5, add to the rules of C4 and Gopher."""
+
 
 DocumentFiles = TextFiles | ParquetFiles | WikipediaDump | HtmlFiles | WarcFiles | GutenbergFiles
 """The kinds of files: each lists its files, and reads the documents of one."""
@@ -47,7 +223,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class C4Lines:
-    """Drops lines, and pages with few sentences, by the rules of `c4.py`."""
+    """Drops lines, and pages with few sentences, by the rules of C4 (`units.clean_page`)."""
 
     splitter: str = "rules"
 

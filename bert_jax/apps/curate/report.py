@@ -9,13 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.apps.curate.contamination.decontamination import REASON as CONTAMINATED
+from bert_jax.apps.curate.decontamination import REASON as CONTAMINATED
 from bert_jax.apps.curate.ledger import RETAINED, LedgerRow
 from bert_jax.apps.curate.model_signals import ModelSignal
-from bert_jax.apps.curate.plan import CurationConfig
-from bert_jax.apps.curate.review import Review, count_broken, review
-from bert_jax.apps.curate.rules import Rule
-from bert_jax.apps.curate.sample import MeasuredDocument, quantiles, rule_limits
+from bert_jax.apps.curate.plan import CurationConfig, Rule
+from bert_jax.apps.curate.sample import (
+    MeasuredDocument,
+    Review,
+    count_broken,
+    quantiles,
+    review,
+    rule_limits,
+)
 from bert_jax.apps.curate.signals import SIGNALS
 from bert_jax.config.config_lib import flatten, to_json
 from bert_jax.data.corpus.contamination.found_items import (

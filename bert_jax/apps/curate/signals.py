@@ -1,4 +1,4 @@
-"""Computes the signals of a document: numbers that the rules of `rules.py` compare with limits.
+"""Computes the signals of a document: numbers that the rules of `plan.py` compare with limits.
 
 A signal is a pure function of the text. The text of a document never changes when limits change,
 so signals and limits are apart, and a report can show what other limits would drop.

@@ -3,7 +3,7 @@
 The rules are as in the code that made the data set, in the same order; the paper differs in
 places. C4's filters by language and by a list of bad words are not applied.
 
-The result is a spill file (spills.py) with the text of the documents that are kept so far. Its
+The result is a spill file (corpus.py) with the text of the documents that are kept so far. Its
 content depends on the unit and the config only.
 """
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.shards import shard_suffix
+from bert_jax.apps.curate.curate import curate, shard_suffix
 from bert_jax.apps.quickstart.docstrings import (
     write_docstring_corpus,
     write_library_task,

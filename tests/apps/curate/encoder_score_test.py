@@ -6,8 +6,7 @@ import pytest
 
 from bert_jax.apps.curate import encoder_score
 from bert_jax.apps.curate.encoder_score import EncoderScore
-from bert_jax.apps.curate.plan import CurationConfig, Source
-from bert_jax.apps.curate.rules import Rule, RuleSet
+from bert_jax.apps.curate.plan import CurationConfig, Rule, RuleSet, Source
 from bert_jax.apps.curate.signals import TextView
 from bert_jax.apps.curate.units import filter_document
 from bert_jax.apps.testing.models import small_model

@@ -14,16 +14,27 @@ from typing import Any, cast
 import pytest
 
 from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.edits import RepairMojibake, ReplacePrivateData
-from bert_jax.apps.curate.formats.decoding import decode_bytes, repair_mojibake
-from bert_jax.apps.curate.formats.gutenberg import GutenbergFiles
-from bert_jax.apps.curate.formats.html import HtmlFiles
-from bert_jax.apps.curate.formats.parquet import ParquetFiles
-from bert_jax.apps.curate.formats.warc import WarcFiles
-from bert_jax.apps.curate.plan import CurationConfig, DocumentFiles, Source
-from bert_jax.apps.curate.review import review
-from bert_jax.apps.curate.rules import Rule, RuleSet
-from bert_jax.apps.curate.sample import LanguageProbability, forecast, language_probabilities
+from bert_jax.apps.curate.formats.files import (
+    GutenbergFiles,
+    ParquetFiles,
+    decode_bytes,
+    repair_mojibake,
+)
+from bert_jax.apps.curate.formats.web import HtmlFiles, WarcFiles
+from bert_jax.apps.curate.model_signals import LanguageProbability, language_probabilities
+from bert_jax.apps.curate.plan import (
+    CurationConfig,
+    DocumentFiles,
+    RepairMojibake,
+    ReplacePrivateData,
+    Rule,
+    RuleSet,
+    Source,
+)
+from bert_jax.apps.curate.sample import (
+    forecast,
+    review,
+)
 from bert_jax.config.recipes import load_recipe
 from bert_jax.data.corpus.source_files import SourceFile
 from bert_jax.data.corpus.sources import RawDocument, TextFiles

@@ -176,7 +176,7 @@ def test_beam_reports_invalid_input(tmp_path, beam_python):
 
 CURATION_RECIPE = """
 from bert_jax.apps.curate.plan import *
-from bert_jax.apps.curate.rules import GOPHER_REPETITION
+from bert_jax.apps.curate.plan import GOPHER_REPETITION
 from bert_jax.data.corpus.sources import TextFiles
 
 def get_config(*, files: str):

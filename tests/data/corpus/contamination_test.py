@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bert_jax.apps.curate.contamination.matching import (
+from bert_jax.apps.curate.item_matching import (
     ContaminationIndex,
     common_ngrams,
     count_documents,
@@ -26,9 +26,10 @@ from bert_jax.data.corpus.contamination.items import (
     ItemText,
     Role,
     TaskItems,
+    Words,
     read_items,
+    word_keys,
 )
-from bert_jax.data.corpus.contamination.words import Words, word_keys
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.files import read_text
 

@@ -26,8 +26,15 @@ from bert_jax.apps.curate.corpus import (
 )
 from bert_jax.apps.curate.curate import curate
 from bert_jax.apps.curate.ledger import LedgerRow, open_ledger, read_ledger
-from bert_jax.apps.curate.plan import C4Lines, CurationConfig, Source
-from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
+from bert_jax.apps.curate.plan import (
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
+    C4Lines,
+    CurationConfig,
+    Rule,
+    RuleSet,
+    Source,
+)
 from bert_jax.apps.curate.units import match_key
 from bert_jax.data.corpus.source_files import SourceFile
 from bert_jax.data.corpus.sources import RawDocument, TextFiles

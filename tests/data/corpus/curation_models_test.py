@@ -21,8 +21,7 @@ from bert_jax.apps.curate.classifier import (
     train_classifier,
 )
 from bert_jax.apps.curate.model_signals import BadWords, QualityScore, TokensPerWord, UnknownTokens
-from bert_jax.apps.curate.plan import CurationConfig, Source, make_plan, make_units
-from bert_jax.apps.curate.rules import Rule, RuleSet
+from bert_jax.apps.curate.plan import CurationConfig, Rule, RuleSet, Source, make_plan, make_units
 from bert_jax.apps.curate.sample import measure
 from bert_jax.apps.curate.signals import SIGNALS, TextView
 from bert_jax.apps.curate.units import filter_document

@@ -16,10 +16,16 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.apps.curate import sample
 from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.duplicates.exact import ExactDuplicates
-from bert_jax.apps.curate.duplicates.near import NearDuplicates
-from bert_jax.apps.curate.edits import ReplacePrivateData
-from bert_jax.apps.curate.plan import CurationConfig, Source, make_units
+from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
+from bert_jax.apps.curate.near_duplicates import NearDuplicates
+from bert_jax.apps.curate.plan import (
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
+    CurationConfig,
+    ReplacePrivateData,
+    Source,
+    make_units,
+)
 from bert_jax.apps.curate.report import (
     format_percent,
     histogram,
@@ -27,14 +33,14 @@ from bert_jax.apps.curate.report import (
     mark_differences,
     write_curation_report,
 )
-from bert_jax.apps.curate.review import count_broken, review
-from bert_jax.apps.curate.rules import GOPHER_QUALITY, GOPHER_REPETITION
 from bert_jax.apps.curate.sample import (
     MeasuredDocument,
+    count_broken,
     forecast,
     is_sampled,
     measure,
     read_raw_documents,
+    review,
 )
 from bert_jax.apps.curate.units import digest, edit_text, filter_document
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, ItemRow, write_rows

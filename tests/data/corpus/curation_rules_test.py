@@ -8,8 +8,15 @@ from collections import Counter
 
 import pytest
 
-from bert_jax.apps.curate.plan import C4Lines, CurationConfig, Source
-from bert_jax.apps.curate.rules import FINEWEB_QUALITY, GOPHER_QUALITY, GOPHER_REPETITION, Rule
+from bert_jax.apps.curate.plan import (
+    FINEWEB_QUALITY,
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
+    C4Lines,
+    CurationConfig,
+    Rule,
+    Source,
+)
 from bert_jax.apps.curate.signals import SIGNALS, TextView
 from bert_jax.apps.curate.units import clean_page, filter_document, match_key
 from bert_jax.data.corpus.sources import TextFiles

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.apps.curate.contamination.decontamination import Decontamination, lines_to_remove
 from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.duplicates.exact import ExactDuplicates
+from bert_jax.apps.curate.decontamination import Decontamination, lines_to_remove
+from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
 from bert_jax.apps.curate.ledger import read_ledger
 from bert_jax.apps.curate.plan import CurationConfig, Source, make_units
-from bert_jax.apps.curate.review import review
+from bert_jax.apps.curate.sample import review
 from bert_jax.config.labeled_data import Squad
 from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.data.corpus.contamination.found_items import (
@@ -41,8 +41,8 @@ from bert_jax.data.corpus.contamination.items import (
     ReportOnly,
     TaskItems,
     item_of_example,
+    word_keys,
 )
-from bert_jax.data.corpus.contamination.words import word_keys
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import ConfigError, UserError

@@ -20,19 +20,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.apps.curate import exact_duplicates, near_duplicates
 from bert_jax.apps.curate.corpus import hash_of_id, remove_lines
 from bert_jax.apps.curate.curate import curate
-from bert_jax.apps.curate.duplicates import near, sorted_rows
-from bert_jax.apps.curate.duplicates.exact import paragraph_parts
-from bert_jax.apps.curate.duplicates.minhash import (
+from bert_jax.apps.curate.exact_duplicates import paragraph_parts
+from bert_jax.apps.curate.ledger import LedgerRow, read_ledger
+from bert_jax.apps.curate.near_duplicates import (
+    ShingleFiles,
     WordHashes,
     band_keys,
     candidate_probability,
     jaccard,
     shingle_set,
+    write_shingles,
 )
-from bert_jax.apps.curate.duplicates.near import ShingleFiles, write_shingles
-from bert_jax.apps.curate.ledger import LedgerRow, read_ledger
 from bert_jax.apps.curate.plan import (
     C4Lines,
     CurationConfig,
@@ -164,7 +165,7 @@ def test_jaccard_similarity_is_that_of_python_sets():
 
 
 def test_few_files_of_shingles_are_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(near, "MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(near_duplicates, "MAX_OPEN_FILES", 2)
     paths = [tmp_path / str(unit) for unit in range(5)]
     expected = {}
     for unit, path in enumerate(paths):
@@ -334,8 +335,8 @@ def test_bytes_are_equal_for_any_number_of_workers(licenses, whole_run, tmp_path
 def test_bytes_are_equal_for_any_division_into_partitions(
     licenses, whole_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 64)
-    monkeypatch.setattr(sorted_rows, "PARTITION_ROWS", 300)
+    monkeypatch.setattr(exact_duplicates, "RUN_ROWS", 64)
+    monkeypatch.setattr(exact_duplicates, "PARTITION_ROWS", 300)
     curate(license_config(licenses[0]), tmp_path / "out", num_workers=1)
     assert checksums(tmp_path / "out") == whole_run[1]
 

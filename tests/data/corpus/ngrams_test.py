@@ -14,8 +14,8 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.apps.curate import ngrams
-from bert_jax.apps.curate.duplicates.minhash import WordHashes
 from bert_jax.apps.curate.model_signals import Perplexity, PerplexityPercentile
+from bert_jax.apps.curate.near_duplicates import WordHashes
 from bert_jax.apps.curate.ngrams import NgramModel, train_ngrams
 from bert_jax.apps.curate.signals import TextView
 from bert_jax.data.corpus.sources import TextFiles

@@ -11,8 +11,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from bert_jax.apps.curate.formats import wikipedia
-from bert_jax.apps.curate.formats.wikipedia import WikipediaDump
-from bert_jax.apps.curate.formats.wikitext import ArticleText
+from bert_jax.apps.curate.formats.wikipedia import ArticleText, WikipediaDump
 from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import UserError
 

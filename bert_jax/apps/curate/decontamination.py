@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bert_jax.apps.curate.contamination.matching import (
+from bert_jax.apps.curate.corpus import Corpus, Decision, Document
+from bert_jax.apps.curate.item_matching import (
     MIN_WORDS,
     NGRAM_WORDS,
     ContaminationIndex,
@@ -28,7 +29,6 @@ from bert_jax.apps.curate.contamination.matching import (
     find_items,
     is_matchable,
 )
-from bert_jax.apps.curate.corpus import Corpus, Decision, Document
 from bert_jax.apps.curate.workers import Workers
 from bert_jax.config.labeled_data import Glue
 from bert_jax.data.corpus.contamination.found_items import (
@@ -50,9 +50,10 @@ from bert_jax.data.corpus.contamination.items import (
     ItemText,
     RemoveParagraphs,
     ReportOnly,
+    Words,
     read_items,
+    word_keys,
 )
-from bert_jax.data.corpus.contamination.words import Words, word_keys
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.io.atomic_io import atomic_path, atomic_write, make_folder, write_json

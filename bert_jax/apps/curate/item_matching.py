@@ -23,8 +23,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from bert_jax.data.corpus.contamination.items import Item
-from bert_jax.data.corpus.contamination.words import Words, ngram_keys, word_keys
+from bert_jax.data.corpus.contamination.items import Item, Words, ngram_keys, word_keys
 
 NGRAM_WORDS = 13
 MIN_WORDS = 8
