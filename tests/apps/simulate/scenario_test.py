@@ -59,7 +59,7 @@ def test_num_hosts_of_each_attempt():
         ),
         ({"kills": (kill(0, 100),)}, "the run has 100 steps"),
         ({"kills": (kill(0, 0),)}, "expected a step from 1 to 99"),
-        ({"kills": (kill(0, 9), kill(1, 9))}, "a later step than that of the previous kill"),
+        ({"kills": (kill(0, 9), kill(1, 9))}, "a later step than the previous kill's"),
         ({"missing_hosts": frozenset({4})}, "--missing-host host=4: expected a host from 0 to 3"),
         (
             {"hosts_per_attempt": (1,), "missing_hosts": frozenset({0})},
