@@ -72,22 +72,13 @@ def training_features(
     A preset counts the sequences to choose the number of steps, and the run then trains on them:
     the cache keeps a large training set from being tokenized twice.
     """
-    key = (
-        task.kind,
-        task.labels,
-        _digest(task.splits["train"]),
-        tokenizer.fingerprint,
-        max_length,
-        window_overlap,
-        truncation,
-        prompt,
-    )
+    settings = max_length, window_overlap, truncation, prompt
+    digest = _digest(task.splits["train"])
+    key = task.kind, task.labels, digest, tokenizer.fingerprint, *settings
     if key not in _training_features:
         if len(_training_features) == _MAX_CACHED_SPLITS:
             del _training_features[next(iter(_training_features))]
-        _training_features[key] = _new_training_features(
-            task, tokenizer, max_length, window_overlap, truncation, prompt
-        )
+        _training_features[key] = _new_training_features(task, tokenizer, *settings)
     # A copy, because a run adds encoder features to its own.
     return dataclasses.replace(_training_features[key])
 
