@@ -86,12 +86,12 @@ def train(
 ) -> dict[str, float]:
     """Runs one training: seconds per epoch, seconds to cache features, and the dev metric."""
     from bert_jax.config.labeled_data import Glue
-    from bert_jax.config.tuning import FROZEN_ENCODER, ComputedFeatures, TuningConfig
+    from bert_jax.config.tuning import FROZEN_ENCODER, TuningConfig
     from bert_jax.runs.metrics import read_metrics
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
 
-    recomputed = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
+    recomputed = dataclasses.replace(FROZEN_ENCODER, features="computed")
     experiment = fine_tuning_experiment(
         Glue(task=args.task, folder=str(folder / "glue")),
         args.model,

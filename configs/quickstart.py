@@ -24,7 +24,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
+from bert_jax.models.layers.config import LearnedPositions
 
 SEQ_LENGTH = 64
 
@@ -41,7 +41,7 @@ def get_config(*, corpus: str, heldout: str, steps: int = 7000, seed: int = 0) -
     base_config = BertConfig.from_size("tiny", vocab_size=tokenizer.vocab_size)
     model = replace(
         base_config,
-        positions=LearnedPositions(max_position_embeddings=SEQ_LENGTH, init=SinusoidalInit()),
+        positions=LearnedPositions(max_position_embeddings=SEQ_LENGTH, init="sinusoidal"),
         initializer_range=round(base_config.hidden_size**-0.5, 3),
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,

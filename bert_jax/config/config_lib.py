@@ -75,7 +75,7 @@ def from_json(annotation: Any, data: Any, path: str = "") -> Any:
 def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
     classes = {m.__name__: m for m in members if isinstance(m, type)}
     if isinstance(data, str) and dataclasses.is_dataclass(classes.get(data)):
-        data = {TYPE_KEY: data}  # a type by its name, with its defaults: --set ...=PallasAttention
+        data = {TYPE_KEY: data}  # a type by its name, with its defaults: --set ...=WarmupLinear
     if isinstance(data, Mapping) and TYPE_KEY in data:
         if data[TYPE_KEY] not in classes:
             raise ConfigError(
@@ -154,8 +154,14 @@ def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str])
 def _wrong_type(path: str, annotation: Any, data: Any) -> ConfigError:
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if is_union else (annotation,)
-    name = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    name = " or ".join(_type_name(member) for member in members)
     return ConfigError(f"{path or 'config'}: expected {name}, found {data!r}")
+
+
+def _type_name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(annotation)))
+    return getattr(annotation, "__name__", str(annotation))
 
 
 def _join(path: str, key: str) -> str:

@@ -5,6 +5,7 @@ Imports no jax.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.encoder import EncoderConfig
@@ -42,20 +43,6 @@ class Teacher:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllTokens:
-    """Compares the predictions for all tokens except padding, as DistilBERT's training does."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedTokens:
-    """Compares the predictions for the positions that masked LM predicts, about 15 % of them.
-
-    DistilBERT's script has this as `restrict_ce_to_mask`. The logits take a sixth of the memory and
-    the time of those for all tokens.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
 class PretrainingDistillation:
     """Configures task-agnostic distillation, as of DistilBERT (Sanh et al. 2019, section 2).
 
@@ -74,7 +61,10 @@ class PretrainingDistillation:
     temperature: float = 2.0
     soft_weight: float = 5.0
     cosine_weight: float = 1.0
-    soft_targets: AllTokens | MaskedTokens = AllTokens()
+    # "all_tokens": the predictions for all tokens except padding, as in DistilBERT's training;
+    # "masked_tokens": for the positions that masked LM predicts, about 15 %. DistilBERT's script
+    # has this as `restrict_ce_to_mask`; the logits take a sixth of the memory and the time.
+    soft_targets: Literal["all_tokens", "masked_tokens"] = "all_tokens"
 
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)

@@ -19,7 +19,7 @@ from bert_jax.config.objectives import (
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.train import MeshConfig, TrainConfig
-from bert_jax.config.tuning import CachedFeatures, TuningConfig
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError, check_range
 
 
@@ -121,10 +121,10 @@ class Experiment:
                 f"objective.distillation has a teacher, whose parameters must not be trained, but "
                 f"train.tuning.frozen is {list(tuning.frozen)}; add {TEACHER_PARAMS!r} to it"
             )
-        if isinstance(tuning.features, CachedFeatures):
+        if tuning.features == "cached":
             raise ConfigError(
-                "train.tuning.features is CachedFeatures, but objective.distillation needs the "
-                "teacher to read every batch; set train.tuning.features to ComputedFeatures"
+                "train.tuning.features is 'cached', but objective.distillation needs the "
+                "teacher to read every batch; set train.tuning.features to 'computed'"
             )
         if teacher.layers and self.init_from is not None:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Defines the settings of text generation: how tokens are chosen, and how many. Imports no jax."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.errors import ConfigError, check_range
 
@@ -33,30 +34,15 @@ class Sampling:
         check_range("seed", self.seed, above=-(2**62), below=2**62)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopWhenFull:
-    """Stops as soon as there are `num_beams` finished texts (early_stopping=True)."""
+EarlyStopping = Literal["when_full", "when_unlikely", "when_impossible"]
+"""When beam search stops; in parentheses the value of Hugging Face's `early_stopping`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class StopWhenUnlikely:
-    """Stops when the best growing text is not better than the worst of `num_beams` finished texts.
-
-    The growing text has the score for its present length (early_stopping=False).
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopWhenImpossible:
-    """Stops as `StopWhenUnlikely`, but with the score for the largest length.
-
-    With this length a longer text has the best score it can reach, if `length_penalty` is
-    positive (early_stopping="never").
-    """
-
-
-EarlyStopping = StopWhenFull | StopWhenUnlikely | StopWhenImpossible
-"""When beam search stops; in parentheses the value of Hugging Face's `early_stopping`."""
+when_full        as soon as there are `num_beams` finished texts (True)
+when_unlikely    when the best growing text, scored with its present length, is not better than the
+                 worst of `num_beams` finished texts (False)
+when_impossible  the same with the score for the largest length, with which a longer text has the
+                 best score it can reach if `length_penalty` is positive ("never")
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +57,7 @@ class BeamSearch:
 
     num_beams: int = 4
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = StopWhenUnlikely()
+    early_stopping: EarlyStopping = "when_unlikely"
 
     def __post_init__(self) -> None:
         check_range("num_beams", self.num_beams, at_least=1)

@@ -6,6 +6,7 @@ Imports no jax.
 import math
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.config.distillation import (
     PretrainingDistillation,
@@ -109,26 +110,16 @@ class Seq2Seq:
         check_range("objective.z_loss", self.z_loss, at_least=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedEmbeddings:
-    """Gives generator and discriminator the same embeddings, as in ELECTRA: tables and norm.
+EmbeddingSharing = Literal["shared", "gradient_disentangled"]
+"""How generator and discriminator share embeddings; None where each has its own.
 
-    Both losses train them.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientDisentangledEmbeddings:
-    """Adds a trained difference to the generator's embeddings, as in DeBERTa-v3 (GDES).
-
-    The discriminator's table of words is stop_gradient(the generator's) + difference, and so
-    is its table of positions, if the family has one (He et al. 2023, section 3.3). The differences
-    start at 0. The generator's tables are trained by its own loss only.
-    """
-
-
-EmbeddingSharing = SharedEmbeddings | GradientDisentangledEmbeddings
-"""How generator and discriminator share embeddings; None where each has its own."""
+shared                  both have the same tables and norm, as in ELECTRA; both losses train them.
+gradient_disentangled   The discriminator's table of words is stop_gradient(the generator's table) +
+                        difference, and so is its table of positions, if the family has one
+                        (DeBERTa-v3's GDES, He et al. 2023, section 3.3). The differences are
+                        trained and start at 0. The generator's tables are trained by its own loss
+                        only.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +132,7 @@ class ReplacedTokens:
     model: EncoderConfig
     generator: EncoderConfig
     mask_token_id: int
-    embedding_sharing: EmbeddingSharing | None = SharedEmbeddings()
+    embedding_sharing: EmbeddingSharing | None = "shared"
     mlm_weight: float = 1.0  # of the generator's loss
     rtd_weight: float = 50.0  # of the discriminator's loss
     compute: ComputeConfig = ComputeConfig()
@@ -177,10 +168,10 @@ class ReplacedTokens:
         """Returns the fields that both networks must agree on, with the reason."""
         fields = {"vocab_size": "the discriminator reads tokens that the generator samples"}
         match self.embedding_sharing:
-            case SharedEmbeddings():
+            case "shared":
                 tables = ("word_embedding_size", "positions", "type_vocab_size", "layer_norm_eps")
                 return dict.fromkeys(("vocab_size", *tables), "both use the same embeddings")
-            case GradientDisentangledEmbeddings():
+            case "gradient_disentangled":
                 reason = "the discriminator's embeddings are the generator's plus a change"
                 return fields | dict.fromkeys(("word_embedding_size", "positions"), reason)
             case None:

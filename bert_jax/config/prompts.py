@@ -64,16 +64,6 @@ Segments = tuple[tuple[Part, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleTokenWords:
-    """Requires that each label word is one token, as PET and LM-BFF do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AveragedTokens:
-    """Allows label words of several tokens: the score of a word is the mean of their logits."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelWords:
     """Lists the words that stand for one class; the score of the class is the mean of theirs."""
 
@@ -151,7 +141,9 @@ class Prompt:
 
     template: str
     label_words: tuple[LabelWords, ...]
-    tokens_of_words: SingleTokenWords | AveragedTokens = SingleTokenWords()
+    # "single_token": each label word is one token, as in PET and LM-BFF; "averaged_tokens": a word
+    # may have several, and its score is the mean of their logits.
+    tokens_of_words: Literal["single_token", "averaged_tokens"] = "single_token"
     demonstrations: Demonstrations | None = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,6 @@ from bert_jax.models.adapters.config import (
     DoRA,
     HoulsbyAdapter,
     LoRA,
-    PeftSelection,
     PfeifferAdapter,
     PrefixTuning,
     PromptTuning,
@@ -22,6 +21,17 @@ from bert_jax.models.adapters.config import (
 
 WHOLE_ENCODER = "encoder/**"
 """The path pattern of all encoder parameters, without pooler and heads."""
+
+
+Features = Literal["computed", "cached"]
+"""Where the hidden states that a head reads come from.
+
+computed  The encoder runs on every batch, with dropout: the usual way to fine-tune.
+cached    The frozen encoder runs once on each sequence, before training (Devlin et al. 2019, 5.3).
+          The features are cached in the run folder, and a training step computes only pooler and
+          head. They are computed without the encoder's dropout; the head's dropout,
+          `objective.classifier_dropout`, applies at every step.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,43 +73,17 @@ class EWC:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputedFeatures:
-    """Runs the encoder on every batch, with dropout; the usual way to fine-tune."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CachedFeatures:
-    """Runs the frozen encoder once on each sequence, before training (Devlin et al. 2019, 5.3).
-
-    This is the feature-based approach: the features are cached in the run folder, and a training
-    step computes only pooler and head. Features are computed without the encoder's dropout; the
-    head's dropout, `objective.classifier_dropout`, applies at every step.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
 class FullTuning:
     """Trains all parameters, except those that match a pattern of `TuningConfig.frozen`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllBiases:
-    """Selects all biases of the encoder, also in its LayerNorms."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryAndIntermediateBiases:
-    """Selects the biases of the queries and of the first feed-forward layers.
-
-    This is the subset of Ben Zaken et al. 2022, section 4.2.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitFit:
     """Trains biases of the encoder, pooler and head (Ben Zaken et al. 2022)."""
 
-    biases: AllBiases | QueryAndIntermediateBiases = AllBiases()
+    # "query_and_intermediate": the biases of the queries and of the first feed-forward layers, the
+    # subset of Ben Zaken et al. 2022, section 4.2; "all" includes the biases of LayerNorms.
+    biases: Literal["all", "query_and_intermediate"] = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +122,7 @@ class TuningConfig:
     unfreeze_every: int = 0
     reinit_layers: int = 0
     weight_anchor: L2SP | EWC | None = None
-    features: ComputedFeatures | CachedFeatures = ComputedFeatures()
+    features: Features = "computed"
 
     def __post_init__(self) -> None:
         check_range("train.tuning.layerwise_lr_decay", self.layerwise_lr_decay, above=0, at_most=1)
@@ -147,7 +131,7 @@ class TuningConfig:
             check_range(f"train.tuning.{name}", getattr(self, name), at_least=0)
         if not isinstance(self.method, FullTuning):
             self._check_method()
-        if isinstance(self.features, CachedFeatures):
+        if self.features == "cached":
             self._check_encoder_frozen()
 
     @property
@@ -176,10 +160,10 @@ class TuningConfig:
     def _check_method(self) -> None:
         """Raises ConfigError if the method is combined with a setting that contradicts it."""
         method = type(self.method).__name__
-        if isinstance(self.features, CachedFeatures):
+        if self.features == "cached":
             raise ConfigError(
-                f"train.tuning.features is CachedFeatures, but train.tuning.method {method} trains "
-                "parameters inside the encoder; set features to ComputedFeatures"
+                f"train.tuning.features is 'cached', but train.tuning.method {method} trains "
+                "parameters inside the encoder; set features to 'computed'"
             )
         if self.reinit_layers:
             raise ConfigError(
@@ -195,7 +179,7 @@ class TuningConfig:
 
     def _check_encoder_frozen(self) -> None:
         """Raises ConfigError if cached features are combined with an encoder that changes."""
-        requirement = "train.tuning.features is CachedFeatures, which needs a frozen encoder"
+        requirement = "train.tuning.features is 'cached', which needs a frozen encoder"
         if WHOLE_ENCODER not in self.frozen:
             raise ConfigError(
                 f"{requirement}, but train.tuning.frozen is {list(self.frozen)}; "
@@ -205,7 +189,7 @@ class TuningConfig:
             if getattr(self, name):
                 raise ConfigError(
                     f"{requirement}, but train.tuning.{name} is {getattr(self, name)}; expected "
-                    "0, or set train.tuning.features to ComputedFeatures"
+                    "0, or set train.tuning.features to 'computed'"
                 )
         anchors_encoder = (
             self.weight_anchor.encoder_strength
@@ -236,16 +220,16 @@ def default_learning_rate(method: TuningMethod) -> float:
             return 3e-2
 
 
-FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features=CachedFeatures())
+FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features="cached")
 """Trains only pooler and head, on features that the encoder computes once."""
 
 
 def _bitfit_subset() -> BitFit:
-    return BitFit(biases=QueryAndIntermediateBiases())
+    return BitFit(biases="query_and_intermediate")
 
 
 def _peft_ia3() -> IA3:
-    return IA3(selection=PeftSelection())
+    return IA3(selection="peft")
 
 
 MethodName = Literal[

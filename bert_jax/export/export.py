@@ -25,7 +25,7 @@ from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.families import format_of
 from bert_jax.models.heads.config import HEADS, label_tokens_of, window_encoder_of
-from bert_jax.models.layers.config import NoPositions, NormalInit
+from bert_jax.models.layers.config import NoPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
@@ -179,7 +179,7 @@ def _without_position_init(config: EncoderConfig) -> EncoderConfig:
     """Returns a config without how the position table is initialized, which no export stores."""
     if isinstance(config.positions, NoPositions):
         return config
-    positions = dataclasses.replace(config.positions, init=NormalInit())
+    positions = dataclasses.replace(config.positions, init="normal")
     return dataclasses.replace(config, positions=positions)
 
 

@@ -31,7 +31,7 @@ from safetensors.numpy import save_file
 from bert_jax.errors import UserError
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.io.json_io import format_json, read_json, read_json_object
-from bert_jax.models.layers.config import Activation, Gelu, Relu, Silu, Tanh
+from bert_jax.models.layers.config import Activation
 from bert_jax.models.sentence_encoder.config import (
     LARGEST_EMBEDDING,
     POOLING_MODES,
@@ -61,10 +61,10 @@ _POOLING_FLAGS: dict[str, PoolingMode] = {
 """The old spelling of pooling modes, in the order in which their vectors are concatenated."""
 
 _ACTIVATIONS: dict[str, Activation | None] = {
-    "torch.nn.modules.activation.Tanh": Tanh(),
-    "torch.nn.modules.activation.ReLU": Relu(),
-    "torch.nn.modules.activation.GELU": Gelu(),
-    "torch.nn.modules.activation.SiLU": Silu(),
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.linear.Identity": None,
 }
 
@@ -246,7 +246,7 @@ def module_to_json(module: SentenceModule) -> dict[str, Any]:
                         "activation_function": name,
                     }
             raise UserError(
-                f"the activation {type(module.activation).__name__} of a dense layer has no name "
+                f"the activation {module.activation!r} of a dense layer has no name "
                 "in folders of sentence-transformers"
             )
 

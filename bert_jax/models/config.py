@@ -8,11 +8,8 @@ from typing import ClassVar
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.heads.config import (
-    FirstTokenPooling,
     LinearClassifier,
-    LinearSpan,
     MaskedLMTransform,
-    OwnTransform,
     PoolerClassifier,
     Pooling,
     ReplacedTokenDetector,
@@ -23,9 +20,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import (
     Activation,
-    Gelu,
     GlobalTokens,
-    LayerNormWithBias,
     LearnedPositions,
     Norm,
     PaddingOffsetPositions,
@@ -47,8 +42,8 @@ class TransformerConfig:
       sequence_classifier: the layers for classifying a sequence, also used for regression.
       multiple_choice_classifier: the layers for scoring one of several choices.
       span_classifier: the layers for answering questions.
-      supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
-        without it, attention is always `XlaAttention`.
+      supports_fused_attention: whether `"pallas"` applies, which has no bias on the scores;
+        without it, attention is always `"xla"`.
       missing_masked_lm_reason: why files of the family have no masked-LM head, if they have none.
       token_classifier: the layers for labeling every token, also used for answer spans.
       masked_lm_transform: the layers between the encoder and the masked-LM logits.
@@ -62,13 +57,13 @@ class TransformerConfig:
     pretraining_heads: ClassVar[tuple[str, ...]]
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
-    span_classifier: ClassVar[SpanClassifier] = LinearSpan()
+    span_classifier: ClassVar[SpanClassifier] = "linear"
     supports_fused_attention: ClassVar[bool] = True
     missing_masked_lm_reason: ClassVar[str] = ""
     token_classifier: ClassVar[TokenClassifier] = LinearClassifier()
-    masked_lm_transform: ClassVar[MaskedLMTransform] = OwnTransform()
+    masked_lm_transform: ClassVar[MaskedLMTransform] = "own"
     replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = None
-    norm: ClassVar[Norm] = LayerNormWithBias()
+    norm: ClassVar[Norm] = "layer_norm"
     num_feed_forward_kernels: ClassVar[int] = 2
 
     vocab_size: int
@@ -77,7 +72,7 @@ class TransformerConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     positions: Positions = LearnedPositions()
-    hidden_act: Activation = Gelu()
+    hidden_act: Activation = "gelu"
     type_vocab_size: int = 2
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
@@ -125,7 +120,7 @@ class TransformerConfig:
     @property
     def sequence_pooling(self) -> Pooling:
         """Returns which vector of a sequence its heads read, unless they have a pooler."""
-        return FirstTokenPooling()
+        return "first_token"
 
     def encoder_flops(self, seq_length: int) -> float:
         """Returns the forward FLOPs for one token: 2 for each multiply-add, matrix products only.

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.models.layers.config import Activation, Gelu, GeluTanh, Relu, Silu
+from bert_jax.models.layers.config import Activation
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": Gelu(),
-    "gelu_new": GeluTanh(),
-    "gelu_pytorch_tanh": GeluTanh(),
-    "relu": Relu(),
-    "silu": Silu(),
-    "swish": Silu(),
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
 """The activations by Hugging Face's names; of two names for one, the first is written."""
 

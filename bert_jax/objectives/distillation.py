@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import MASKED_LM_FIELDS
-from bert_jax.config.distillation import AllTokens, MaskedTokens, SoftLabels, TaskDistillation
+from bert_jax.config.distillation import SoftLabels, TaskDistillation
 from bert_jax.config.objectives import FineTuning, Pretraining
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.losses import WeightedMean, padding_fraction, weighted_mean
@@ -67,7 +67,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of all losses."""
         fields = super().batch_fields()
-        if self.distillation.soft_targets == MaskedTokens():
+        if self.distillation.soft_targets == "masked_tokens":
             fields = (*fields, *MASKED_LM_FIELDS)
         return tuple(dict.fromkeys(fields))
 
@@ -123,7 +123,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
         """Returns at how many positions the logits of student and teacher are compared."""
         if not self.distillation.soft_weight:
             return 0
-        all_tokens = isinstance(self.distillation.soft_targets, AllTokens)
+        all_tokens = self.distillation.soft_targets == "all_tokens"
         return sizes.sequences * (sizes.length if all_tokens else sizes.predictions)
 
     def check_teacher(self, path: str, head: TaskHead | None, missing: tuple[str, ...]) -> None:
@@ -139,18 +139,18 @@ class PretrainingDistillationObjective(PretrainingObjective):
     ) -> jax.Array:
         """Computes the logits that are compared: [B, L, V] or [B, P, V]."""
         match self.distillation.soft_targets:
-            case AllTokens():
+            case "all_tokens":
                 return model.masked_lm_logits(hidden_BLD)
-            case MaskedTokens():
+            case "masked_tokens":
                 selected = gather_positions(hidden_BLD, batch["masked_lm_positions"])
                 return model.masked_lm_logits(selected)
 
     def _soft_weights(self, batch: Batch) -> jax.Array:
         """Returns the weights of `_masked_lm_logits`, float32 [B, L] or [B, P]."""
         match self.distillation.soft_targets:
-            case AllTokens():
+            case "all_tokens":
                 return _token_weights(batch)
-            case MaskedTokens():
+            case "masked_tokens":
                 return batch["masked_lm_weights"]
 
 

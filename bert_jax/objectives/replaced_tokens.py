@@ -8,10 +8,10 @@ original one. No gradient passes through the sampling.
 The parameters of the discriminator are at the root, so that it is a model like any other, and those
 of the generator under "generator". Where their embeddings are depends on `embedding_sharing`:
 
-- `SharedEmbeddings`: the generator has none. It uses the discriminator's: the word, position
+- `"shared"`: the generator has none. It uses the discriminator's: the word, position
   and token-type tables and their LayerNorm, as in ELECTRA's code (`run_pretraining.py`,
   `untied_generator_embeddings` False).
-- `GradientDisentangledEmbeddings`: the word and position tables are stored once, in the generator.
+- `"gradient_disentangled"`: the word and position tables are stored once, in the generator.
   The discriminator stores a "difference" for each, which is added to the generator's table without
   a gradient for it, as in DeBERTa's code (`rtd_task.py`).
 - None: both have embeddings.
@@ -25,9 +25,7 @@ import jax.numpy as jnp
 
 from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, SAMPLING_FIELDS
 from bert_jax.config.objectives import (
-    GradientDisentangledEmbeddings,
     ReplacedTokens,
-    SharedEmbeddings,
 )
 from bert_jax.losses import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.models.heads.config import TaskHead
@@ -49,7 +47,7 @@ from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
 _EMBEDDINGS = "embeddings"
 _TABLE, _DIFFERENCE = "embedding", "difference"
 DIFFERENCE_TABLES = ("word_embeddings", "position_embeddings")
-"""The tables to which a `GradientDisentangledEmbeddings` discriminator adds a difference."""
+"""The tables to which a `"gradient_disentangled"` discriminator adds a difference."""
 
 
 # One step updates both networks. DeBERTa's code makes two, each clipped by its own norm: no
@@ -82,10 +80,10 @@ class ReplacedTokensObjective(Objective):
     def _join(self, discriminator: Params, generator: Params) -> Params:
         """Joins the parameters of two complete networks; differences of embeddings are 0."""
         match self.config.embedding_sharing:
-            case SharedEmbeddings():
+            case "shared":
                 encoder = {n: p for n, p in generator["encoder"].items() if n != _EMBEDDINGS}
                 generator = {**generator, "encoder": encoder}
-            case GradientDisentangledEmbeddings():
+            case "gradient_disentangled":
                 discriminator = _map_tables(
                     discriminator, lambda _, table: {_DIFFERENCE: _zeros(table[_TABLE])}
                 )
@@ -162,13 +160,13 @@ class ReplacedTokensObjective(Objective):
     def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
         """Returns the path in a pretrained discriminator from which to initialize a parameter.
 
-        With `GradientDisentangledEmbeddings` the generator starts from the embeddings of the
+        With `"gradient_disentangled"` the generator starts from the embeddings of the
         pretrained discriminator, so that the discriminator starts from them as well: its
         differences are 0.
         """
         prefix = f"{GENERATOR}/encoder/{_EMBEDDINGS}/"
         is_table = path in {f"{prefix}{name}/{_TABLE}" for name in DIFFERENCE_TABLES}
-        if is_table and isinstance(self.config.embedding_sharing, GradientDisentangledEmbeddings):
+        if is_table and self.config.embedding_sharing == "gradient_disentangled":
             return path.removeprefix(f"{GENERATOR}/")
         return path
 

@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.batch import encoder_inputs
 from bert_jax.config.objectives import FineTuning
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.models.adapters.config import Adapter, AlphaOverRank, LoRA, PromptTuning
+from bert_jax.models.adapters.config import Adapter, LoRA, PromptTuning
 from bert_jax.models.adapters.modules import group_adapter
 from bert_jax.models.heads.config import TaskHead, label_tokens_of, num_outputs, window_encoder_of
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -186,7 +186,7 @@ def _common_method(adapters: Sequence[TrainedAdapter]) -> Adapter:
         method,
         rank=rank,
         alpha=float(rank),
-        scaling=AlphaOverRank(),
+        scaling="alpha_over_rank",
         dropout=0.0,
         targets=tuple(dict.fromkeys(target for each in lora for target in each.targets)),
     )

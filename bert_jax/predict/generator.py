@@ -18,8 +18,6 @@ from bert_jax.config.generation import (
     GenerationConfig,
     Greedy,
     Sampling,
-    StopWhenFull,
-    StopWhenImpossible,
 )
 from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.models.encoder import EncoderDecoderConfig
@@ -281,7 +279,7 @@ def _beam_search(
 
     def is_running(state: _Beams) -> jax.Array:
         running = (state.step < length) & jnp.any(state.can_improve)
-        if isinstance(beam.early_stopping, StopWhenFull):
+        if beam.early_stopping == "when_full":
             running &= ~jnp.all(state.is_finished)
         return running
 
@@ -296,7 +294,7 @@ def _beam_search(
         _, growing = jax.lax.top_k(growing_scores, num_beams)
         finished = _merge_finished(state, candidates, ends, divisors[state.step], beam)
         scores = jnp.take_along_axis(growing_scores, growing, axis=1)
-        longest = isinstance(beam.early_stopping, StopWhenImpossible) and beam.length_penalty > 0
+        longest = beam.early_stopping == "when_impossible" and beam.length_penalty > 0
         best_possible = scores[:, :1] / (divisors[-1] if longest else divisors[state.step])
         worst = jnp.min(finished.scores, axis=1, keepdims=True)
         worst_finished = jnp.where(finished.is_finished, worst, _LOWEST)
@@ -377,7 +375,7 @@ def _merge_finished(
     has_ended = ends & (jnp.arange(2 * K) < K)
     scores = candidates.scores / divisor
     is_closed = ~state.can_improve
-    if isinstance(beam.early_stopping, StopWhenFull):
+    if beam.early_stopping == "when_full":
         is_closed |= jnp.all(state.is_finished, axis=1)
     excluded = is_closed[:, None].astype(jnp.float32) + (~has_ended).astype(jnp.float32)
     scores = scores + excluded * jnp.float32(_LOWEST)

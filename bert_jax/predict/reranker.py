@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import expit
 
 from bert_jax.errors import UserError, require_list_of_texts
-from bert_jax.models.heads.config import Identity, Sigmoid
+from bert_jax.models.heads.config import RankingActivation
 from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.task_processor import require_head
 from bert_jax.pretrained.load import LoadedModel
@@ -52,7 +52,7 @@ class Reranker:
                 "columns --kind ranking"
             )
         self._field = kind.output_field
-        self._activation: Sigmoid | Identity = getattr(head, "activation", Sigmoid())
+        self._activation: RankingActivation = getattr(head, "activation", "sigmoid")
         self._predict = Predictor(model, max_length=max_length, batch_size=batch_size)
 
     def __call__(self, query: str, texts: Sequence[str]) -> np.ndarray:
@@ -77,9 +77,9 @@ class Reranker:
         # In float32, the sigmoid of every output above 17 would be 1, and their order lost.
         outputs = np.array([prediction[self._field] for prediction in predictions], np.float64)
         match self._activation:
-            case Sigmoid():
+            case "sigmoid":
                 return expit(outputs)
-            case Identity():
+            case "identity":
                 return outputs
 
     def rank(self, query: str, texts: Sequence[str], top_k: int | None = None) -> list[RankedText]:

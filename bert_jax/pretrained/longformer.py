@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import Gelu, NoPositions, PaddingOffsetPositions
+from bert_jax.models.layers.config import NoPositions, PaddingOffsetPositions
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.parameters import missing_heads, validate_params
 from bert_jax.params import paths
@@ -58,7 +58,7 @@ def make_longformer(
         for path, leaf in paths.flatten(model.params).items()
         if path.split("/")[0] in _PARTS
     }
-    if "masked_lm/bias" in flat and source.masked_lm_activation != Gelu():
+    if "masked_lm/bias" in flat and source.masked_lm_activation != "gelu":
         raise UserError(
             f"{model.path}: the masked-LM head has the activation {source.masked_lm_activation}, "
             "but Longformer's has the exact GELU"

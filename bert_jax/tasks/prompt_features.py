@@ -17,7 +17,6 @@ from bert_jax.config.prompts import (
     Part,
     Prompt,
     Segments,
-    SingleTokenWords,
     TextPart,
     parse_template,
     text_names,
@@ -59,7 +58,7 @@ def _word_ids(word: str, label: str, prompt: Prompt, tokenizer: Tokenizer) -> tu
             f"the label word {word!r} of {label!r} is unknown to the tokenizer of the model "
             f"(tokens: {tokens or 'none'}); choose another word"
         )
-    if len(ids) > 1 and isinstance(prompt.tokens_of_words, SingleTokenWords):
+    if len(ids) > 1 and prompt.tokens_of_words == "single_token":
         raise UserError(
             f"the label word {word!r} of {label!r} is {len(ids)} tokens for this model: {tokens}; "
             "expected one token: choose another word, or set prompt.tokens_of_words to "

@@ -11,7 +11,7 @@ from scipy.special import expit
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import UserError
 from bert_jax.losses import Batch, WeightedMean, weighted_mean
-from bert_jax.models.heads.config import Identity, RankingHead, Sigmoid, TaskHead
+from bert_jax.models.heads.config import RankingActivation, RankingHead, TaskHead
 from bert_jax.tasks.base import Json, KindDescription
 from bert_jax.tasks.hugging_face import label_maps, read_labels
 from bert_jax.tasks.losses import HeadOutputs, Metrics
@@ -42,9 +42,9 @@ _METRICS: dict[str, Metric] = {
 # With one label, Hugging Face's loss is the binary cross-entropy that a `RankingHead` has.
 _PROBLEM_TYPE = "multi_label_classification"
 
-_ACTIVATIONS = {
-    "torch.nn.modules.activation.Sigmoid": Sigmoid(),
-    "torch.nn.modules.linear.Identity": Identity(),
+_ACTIVATIONS: dict[str, RankingActivation] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.linear.Identity": "identity",
 }
 """Name of a PyTorch class in a cross-encoder's config.json -> activation of the score."""
 
@@ -87,7 +87,7 @@ class Ranking(Regression):
         labels, activation = read_labels(data, source), _read_activation(data, source)
         if len(labels) != 1 or not (activation or data.get("problem_type") == _PROBLEM_TYPE):
             return None
-        return RankingHead(activation=activation or Sigmoid())
+        return RankingHead(activation=activation or "sigmoid")
 
     # `multi_label_classification` with one label has the same loss. The activation is written where
     # sentence-transformers reads it.
@@ -126,7 +126,7 @@ class Ranking(Regression):
         return expit(predictions)
 
 
-def _read_activation(data: Mapping[str, Any], source: str) -> Sigmoid | Identity | None:
+def _read_activation(data: Mapping[str, Any], source: str) -> RankingActivation | None:
     """Returns the activation that sentence-transformers writes; None if the file has none.
 
     Raises:

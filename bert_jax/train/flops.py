@@ -2,7 +2,7 @@
 
 from bert_jax.config.objectives import ObjectiveConfig
 from bert_jax.config.train import Phase
-from bert_jax.config.tuning import CachedFeatures, FullTuning, TuningConfig
+from bert_jax.config.tuning import FullTuning, TuningConfig
 from bert_jax.models.adapters.config import PrefixTuning, PromptTuning
 from bert_jax.objectives.base import BatchSizes, Objective
 from bert_jax.objectives.make import make_objective
@@ -21,7 +21,7 @@ def step_flops(
     """Computes the model FLOPs of one update.
 
     The backward pass counts as twice the forward pass; recomputation (remat) is not counted.
-    A teacher's forward pass is counted. Task heads (under 0.1 %) are not: 0 for `CachedFeatures`.
+    A teacher's forward pass is counted. Task heads (under 0.1 %) are not: 0 for `"cached"`.
 
     Args:
       objective: the objective, or its config.
@@ -33,7 +33,7 @@ def step_flops(
         products of adapters are not counted: up to 4 %, or 13 % with the second product of DoRA.
       lowest_trainable_layer: depth below which there is no backward pass (`tuning.freezing`).
     """
-    if isinstance(tuning.features, CachedFeatures):
+    if tuning.features == "cached":
         return 0.0
     if not isinstance(objective, Objective):
         objective = make_objective(objective)

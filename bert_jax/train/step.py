@@ -17,7 +17,7 @@ from bert_jax import batch as batch_lib
 from bert_jax.config.distillation import TEACHER_PARAMS
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.train import Phase
-from bert_jax.config.tuning import WHOLE_ENCODER, CachedFeatures, TuningConfig
+from bert_jax.config.tuning import WHOLE_ENCODER, TuningConfig
 from bert_jax.objectives.base import Batch, LossOutput, Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
@@ -203,7 +203,7 @@ class TrainSetup:
         tuning = experiment.train.tuning
         objective = make_objective(
             experiment.objective,
-            cached_features=isinstance(tuning.features, CachedFeatures),
+            cached_features=tuning.features == "cached",
             adapter=tuning.adapter,
         )
         optimizer = make_optimizer(experiment.train)

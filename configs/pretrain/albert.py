@@ -36,7 +36,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.albert.config import AlbertConfig, AlbertSize, AlbertVersion
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 
 # Warmup of the published run, as a fraction of its 125,000 updates.
 _WARMUP_FRACTION = 3125 / 125_000
@@ -75,9 +75,7 @@ def get_config(
             mask_token_id=tokenizer.mask_id,
             nsp_weight=0.0,
             sop_weight=1.0,
-            compute=ComputeConfig(
-                dtype=dtype, attention=PallasAttention() if tpu else XlaAttention()
-            ),
+            compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(
             corpus=corpus, input_format=SentenceOrderPairs(), masking=NGramMasking()

@@ -21,7 +21,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 
 
 def get_config(
@@ -42,7 +42,7 @@ def get_config(
     `tpu` computes attention in a fused kernel and communicates in the compute dtype.
     """
     dtype = "bfloat16" if bfloat16 else "float32"
-    attention = PallasAttention() if tpu else XlaAttention()
+    attention = "pallas" if tpu else "xla"
     tokenizer = corpus_tokenizer(corpus)
     short_steps = max(1, round(0.9 * steps))
     phases = [

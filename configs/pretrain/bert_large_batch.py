@@ -25,7 +25,7 @@ from bert_jax.config.train import (
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 
 # You et al. 2020, "untuned LAMB": batch size 32,768 with a peak learning rate of 5e-3 after 20 % of
 # the steps. The peak scales with the square root of the batch size, the warmup fraction linearly.
@@ -58,7 +58,7 @@ def get_config(
             f"{_REFERENCE_BATCH_SIZE}, the range of the learning rate rule"
         )
     dtype = "bfloat16" if bfloat16 else "float32"
-    attention = PallasAttention() if tpu else XlaAttention()
+    attention = "pallas" if tpu else "xla"
     steps = max(10, sequences // batch_size)
     short_steps = round(0.9 * steps)
     batch_fraction = batch_size / _REFERENCE_BATCH_SIZE

@@ -24,7 +24,7 @@ import dataclasses
 
 from bert_jax.config.data import Masking, PretrainingData, SingleSegment
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import GradientDisentangledEmbeddings, ReplacedTokens
+from bert_jax.config.objectives import ReplacedTokens
 from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
@@ -86,7 +86,7 @@ def get_config(
             model=model,
             generator=dataclasses.replace(model, num_hidden_layers=model.num_hidden_layers // 2),
             mask_token_id=tokenizer.mask_id,
-            embedding_sharing=GradientDisentangledEmbeddings(),
+            embedding_sharing="gradient_disentangled",
             rtd_weight=10.0,
             compute=ComputeConfig(dtype=dtype),
         ),

@@ -20,8 +20,6 @@ import dataclasses
 from bert_jax.config.data import Masking, PretrainingData, SingleSegment
 from bert_jax.config.distillation import (
     TEACHER_PARAMS,
-    AllTokens,
-    MaskedTokens,
     PretrainingDistillation,
     Teacher,
 )
@@ -42,7 +40,7 @@ from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 
 PUBLISHED_LAYERS = (0, 2, 4, 7, 9, 11)
 """The layers of a teacher with 12 layers from which DistilBERT started."""
@@ -91,11 +89,9 @@ def get_config(
             nsp_weight=0.0,
             distillation=PretrainingDistillation(
                 teacher=Teacher(path=teacher, model=teacher_model, layers=teacher_layers),
-                soft_targets=MaskedTokens() if masked_tokens_only else AllTokens(),
+                soft_targets="masked_tokens" if masked_tokens_only else "all_tokens",
             ),
-            compute=ComputeConfig(
-                dtype=dtype, attention=PallasAttention() if tpu else XlaAttention()
-            ),
+            compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(corpus=corpus, input_format=SingleSegment(), masking=Masking()),
         train=TrainConfig(

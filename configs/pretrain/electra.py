@@ -36,7 +36,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, generator_config
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 
 # Peak learning rate, batch size, updates, sequence length and fraction of selected tokens.
 _SETTINGS = {
@@ -91,9 +91,7 @@ def get_config(
             model=model,
             generator=generator_config(model, fraction),
             mask_token_id=tokenizer.mask_id,
-            compute=ComputeConfig(
-                dtype=dtype, attention=PallasAttention() if tpu else XlaAttention()
-            ),
+            compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(corpus=corpus, input_format=SingleSegment(), masking=masking),
         train=TrainConfig(

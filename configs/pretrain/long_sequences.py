@@ -34,7 +34,7 @@ from bert_jax.config.train import (
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.errors import ConfigError
 from bert_jax.models.bigbird.config import BigBirdConfig
-from bert_jax.models.layers.config import ComputeConfig, FullRemat, NoRemat
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer.config import LongformerConfig
 
 
@@ -114,7 +114,7 @@ def get_config(
             model=config,
             mask_token_id=tokenizer.mask_id,
             nsp_weight=0.0,
-            compute=ComputeConfig(dtype=dtype, remat=FullRemat() if tpu else NoRemat()),
+            compute=ComputeConfig(dtype=dtype, remat="full" if tpu else "none"),
         ),
         data=PretrainingData(corpus=corpus, input_format=FullSentences(), masking=masking),
         init_from=init_from,

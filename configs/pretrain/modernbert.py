@@ -35,7 +35,7 @@ from bert_jax.config.train import (
     make_mesh_config,
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.modernbert.config import ModernBertConfig, ModernBertSize
 
 _TOKENS, _WARMUP_TOKENS = 1.719e12, 3e9
@@ -102,9 +102,7 @@ def get_config(
             ),
             mask_token_id=tokenizer.mask_id,
             nsp_weight=0.0,
-            compute=ComputeConfig(
-                dtype=dtype, attention=PallasAttention() if tpu else XlaAttention()
-            ),
+            compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(
             corpus=corpus, input_format=PackedSegments(), masking=Masking(mlm_probability=0.3)

@@ -33,7 +33,7 @@ from bert_jax.config.train import (
     make_mesh_config,
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.roberta.config import RobertaConfig
 
 # Peak learning rate, and warmup steps as a fraction of all steps (table 9).
@@ -72,9 +72,7 @@ def get_config(
             model=RobertaConfig.from_size(size, vocab_size=tokenizer.vocab_size),
             mask_token_id=tokenizer.mask_id,
             nsp_weight=0.0,
-            compute=ComputeConfig(
-                dtype=dtype, attention=PallasAttention() if tpu else XlaAttention()
-            ),
+            compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(corpus=corpus, input_format=FullSentences()),
         train=TrainConfig(

@@ -30,7 +30,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
+from bert_jax.models.layers.config import LearnedPositions
 
 
 def get_config(
@@ -58,7 +58,7 @@ def get_config(
     base_config = BertConfig.from_size(size, vocab_size=tokenizer.vocab_size)
     model = dataclasses.replace(
         base_config,
-        positions=LearnedPositions(max_position_embeddings=128, init=SinusoidalInit()),
+        positions=LearnedPositions(max_position_embeddings=128, init="sinusoidal"),
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         initializer_range=round(base_config.hidden_size**-0.5, 3),

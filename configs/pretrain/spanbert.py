@@ -37,7 +37,7 @@ from bert_jax.config.train import (
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.bert.config import BertConfig, BertSize
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
+from bert_jax.models.layers.config import ComputeConfig
 
 
 def get_config(
@@ -77,9 +77,7 @@ def get_config(
             mask_token_id=tokenizer.mask_id,
             nsp_weight=0.0,
             sbo_weight=1.0,
-            compute=ComputeConfig(
-                dtype=dtype, attention=PallasAttention() if tpu else XlaAttention()
-            ),
+            compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(corpus=corpus, input_format=DocSentences(), masking=masking),
         train=TrainConfig(

@@ -22,7 +22,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -52,7 +52,7 @@ def test_export_and_import_are_bit_identical(model, tmp_path):
 
 
 def test_sinusoidally_initialized_positions_are_exported(tmp_path):
-    positions = LearnedPositions(max_position_embeddings=20, init=SinusoidalInit())
+    positions = LearnedPositions(max_position_embeddings=20, init="sinusoidal")
     assert export(small_model(tmp_path / "made", positions=positions), tmp_path / "exported") == 0.0
 
 

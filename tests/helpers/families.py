@@ -16,14 +16,10 @@ from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
-from bert_jax.models.heads.config import FirstTokenPooling, LatePooling, MeanPooling
 from bert_jax.models.layers.config import (
-    Gelu,
-    GeluTanh,
     LearnedPositions,
     NoPositions,
     PaddingOffsetPositions,
-    Relu,
 )
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
@@ -36,7 +32,7 @@ transformers = pytest.importorskip("transformers")
 
 ENCODER: tuple[str, ...] = ()
 MASKED_LM = ("masked_lm",)
-POOLINGS = {FirstTokenPooling(): "cls", MeanPooling(): "mean"}
+POOLINGS = {"first_token": "cls", "mean": "mean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +98,7 @@ def bert_fields(config: Any) -> dict[str, Any]:
     return {
         **size_fields(config),
         "layer_norm_eps": config.layer_norm_eps,
-        "hidden_act": "gelu_new" if config.hidden_act == GeluTanh() else "gelu",
+        "hidden_act": "gelu_new" if config.hidden_act == "gelu_tanh" else "gelu",
         "hidden_dropout_prob": config.hidden_dropout_prob,
         "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
     }
@@ -143,7 +139,7 @@ def _deberta_fields(config: DebertaV2Config) -> dict[str, Any]:
 
 
 def _distilbert_fields(config: DistilBertConfig) -> dict[str, Any]:
-    activations = {Relu(): "relu", GeluTanh(): "gelu_new"}
+    activations = {"relu": "relu", "gelu_tanh": "gelu_new"}
     return {
         "vocab_size": config.vocab_size,
         "dim": config.hidden_size,
@@ -159,11 +155,11 @@ def _distilbert_fields(config: DistilBertConfig) -> dict[str, Any]:
 
 
 def _eurobert_fields(config: EuroBertConfig) -> dict[str, Any]:
-    poolings = {**POOLINGS, FirstTokenPooling(): "bos", LatePooling(): "late"}
+    poolings = {**POOLINGS, "first_token": "bos", "late": "late"}
     return {
         **size_fields(config),
         "num_key_value_heads": config.num_key_value_heads,
-        "hidden_act": "gelu" if config.hidden_act == Gelu() else "silu",
+        "hidden_act": "gelu" if config.hidden_act == "gelu" else "silu",
         "rms_norm_eps": config.layer_norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "classifier_pooling": poolings[config.classifier_pooling],
@@ -249,7 +245,7 @@ FAMILIES: dict[str, Family] = {
         medium=AlbertConfig(
             **_medium(),
             embedding_size=128,
-            hidden_act=Gelu(),
+            hidden_act="gelu",
             positions=LearnedPositions(max_position_embeddings=64),
         ),
         fields=_albert_fields,
@@ -286,7 +282,7 @@ FAMILIES: dict[str, Family] = {
             positions=NoPositions(max_position_embeddings=300),
             position_buckets=64,
             max_relative_positions=128,
-            hidden_act=GeluTanh(),
+            hidden_act="gelu_tanh",
             hidden_dropout_prob=0.2,
         ),
         fields=_deberta_fields,
@@ -301,7 +297,7 @@ FAMILIES: dict[str, Family] = {
         medium=DistilBertConfig(
             **_medium(),
             positions=LearnedPositions(max_position_embeddings=64),
-            hidden_act=Relu(),
+            hidden_act="relu",
             hidden_dropout_prob=0.2,
         ),
         fields=_distilbert_fields,
@@ -319,7 +315,7 @@ FAMILIES: dict[str, Family] = {
             **_medium(),
             embedding_size=128,
             positions=LearnedPositions(max_position_embeddings=64),
-            hidden_act=GeluTanh(),  # not that of the masked-LM head, nor of the classifiers
+            hidden_act="gelu_tanh",  # not that of the masked-LM head, nor of the classifiers
         ),
         fields=lambda config: {**bert_fields(config), "embedding_size": config.embedding_size},
         parts={"Model": ENCODER, "ForPreTraining": ("replaced_token",), "ForMaskedLM": MASKED_LM},
@@ -334,11 +330,11 @@ FAMILIES: dict[str, Family] = {
         medium=EuroBertConfig(
             **_medium(num_hidden_layers=4, intermediate_size=192),
             num_key_value_heads=4,
-            hidden_act=Gelu(),
+            hidden_act="gelu",
             positions=NoPositions(max_position_embeddings=200),
             layer_norm_eps=1e-6,
             rope_theta=10_000.0,
-            classifier_pooling=MeanPooling(),
+            classifier_pooling="mean",
         ),
         fields=_eurobert_fields,
         heads=("sequence", "token"),
@@ -382,7 +378,7 @@ FAMILIES: dict[str, Family] = {
             local_attention=24,
             global_rope_theta=40_000.0,
             local_rope_theta=160_000.0,
-            classifier_pooling=FirstTokenPooling(),
+            classifier_pooling="first_token",
         ),
         fields=_modernbert_fields,
         parts={"Model": ENCODER, "ForMaskedLM": ("prediction_head", "masked_lm")},
@@ -395,7 +391,7 @@ FAMILIES: dict[str, Family] = {
         medium=MPNetConfig(
             **_medium(),
             positions=PaddingOffsetPositions(max_position_embeddings=302),
-            hidden_act=GeluTanh(),
+            hidden_act="gelu_tanh",
             hidden_dropout_prob=0.2,
         ),
         fields=bert_fields,

@@ -13,7 +13,6 @@ from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.models.layers.config import GeluTanh
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
@@ -35,7 +34,7 @@ def config_fields(config: Any) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "layer_norm_eps": config.layer_norm_eps,
-        "hidden_act": "gelu_new" if config.hidden_act == GeluTanh() else "gelu",
+        "hidden_act": "gelu_new" if config.hidden_act == "gelu_tanh" else "gelu",
         "hidden_dropout_prob": config.hidden_dropout_prob,
         "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
         "attn_implementation": "eager",

@@ -12,7 +12,6 @@ from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, weight_files
 from bert_jax.interop.huggingface import read_config
-from bert_jax.models.layers.config import GeluTanh
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_written_folder_is_read_back_bit_identical(folder):
 
 
 def test_untied_head_keeps_its_table_and_bias(tmp_path):
-    config = small_config(tie_word_embeddings=False, hidden_act=GeluTanh())
+    config = small_config(tie_word_embeddings=False, hidden_act="gelu_tanh")
     flat = random_parameters(config)
     huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_token_id=0)
     huggingface.write_weights(tmp_path, flat, config)

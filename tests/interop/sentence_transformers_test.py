@@ -22,7 +22,6 @@ from bert_jax.interop.sentence_transformers import (
     write_sentence_head,
 )
 from bert_jax.interop.weight_files import read_weights
-from bert_jax.models.layers.config import GeluTanh, Relu
 from bert_jax.models.sentence_encoder.config import (
     Dense,
     Normalize,
@@ -35,7 +34,7 @@ CONFIG = SentenceEncoderConfig(
     pooling=("cls", "mean"),
     include_prompt=False,
     modules=(
-        Dense(in_features=32, out_features=8, activation=Relu()),
+        Dense(in_features=32, out_features=8, activation="relu"),
         Normalize(),
         Dense(in_features=8, out_features=4, bias=False, activation=None),
     ),
@@ -179,9 +178,9 @@ def test_impossible_values_are_refused(folder, name, changes, message):
 
 
 def test_activations_and_orders_without_a_name_are_refused(tmp_path):
-    dense = Dense(in_features=16, out_features=4, activation=GeluTanh())
+    dense = Dense(in_features=16, out_features=4, activation="gelu_tanh")
     for config, message in (
-        (SentenceEncoderConfig(modules=(dense,)), "GeluTanh"),
+        (SentenceEncoderConfig(modules=(dense,)), "gelu_tanh"),
         (SentenceEncoderConfig(pooling=("mean", "cls")), "in the order cls, mean"),
     ):
         params = {"dense/0/kernel": np.zeros((16, 4)), "dense/0/bias": np.zeros(4)}

@@ -16,10 +16,8 @@ from bert_jax.models.families import build_encoder
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    FullRemat,
     LearnedPositions,
     PaddingOffsetPositions,
-    Scanned,
 )
 from bert_jax.models.model import EncoderWithHeads, build_network, forward
 from bert_jax.models.roberta.config import RobertaConfig
@@ -163,7 +161,7 @@ def gradient_of_first_unit(config, compute):
 @bert_is_fast
 @pytest.mark.parametrize(
     "compute",
-    [ComputeConfig(layer_loop=Scanned()), ComputeConfig(remat=FullRemat())],
+    [ComputeConfig(layer_loop="scanned"), ComputeConfig(remat="full")],
     ids=["scanned", "remat"],
 )
 def test_layer_loops_give_the_same_gradients(config, compute):

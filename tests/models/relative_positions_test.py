@@ -15,11 +15,8 @@ from bert_jax.apps.testing.models import random_parameters
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    FullRemat,
     NoPositions,
     PaddingOffsetPositions,
-    PallasAttention,
-    Scanned,
 )
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.models.mpnet.config import MPNetConfig
@@ -91,7 +88,7 @@ def test_scanned_layers_with_remat_have_the_same_loss_and_gradients(config):
 
     expected, expected_gradients = loss_and_gradients(ComputeConfig())
     found, gradients = loss_and_gradients(
-        ComputeConfig(layer_loop=Scanned(), remat=FullRemat(), attention=PallasAttention())
+        ComputeConfig(layer_loop="scanned", remat="full", attention="pallas")
     )
     assert found == pytest.approx(expected, rel=1e-5)
     for path, leaf in expected_gradients.items():

@@ -12,8 +12,6 @@ from bert_jax.apps.testing.batches import fine_tuning_batch, pretraining_batch
 from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.distillation import (
-    AllTokens,
-    MaskedTokens,
     PretrainingDistillation,
     SoftLabels,
     TaskDistillation,
@@ -65,7 +63,7 @@ each_head = pytest.mark.parametrize(
     ids=lambda head: type(head).__name__,
 )
 each_kind_of_soft_targets = pytest.mark.parametrize(
-    "soft_targets", [AllTokens(), MaskedTokens()], ids=["AllTokens", "MaskedTokens"]
+    "soft_targets", ["all_tokens", "masked_tokens"], ids=["all", "masked"]
 )
 
 
@@ -144,7 +142,7 @@ def test_pretraining_losses_equal_loops_over_tokens(soft_targets):
         real = int(batch["attention_mask"][row].sum())
         used = batch["masked_lm_weights"][row] > 0
         selected = batch["masked_lm_positions"][row][used]
-        for position in range(real) if soft_targets == AllTokens() else selected:
+        for position in range(real) if soft_targets == "all_tokens" else selected:
             p, q = (log_softmax(logits[n][row, position] / 3) for n in ("teacher", "student"))
             soft.append(9 * np.sum(np.exp(p) * (p - q)))
         for position in range(real):
@@ -213,7 +211,7 @@ def test_student_equal_to_its_teacher_has_no_soft_loss():
 @pytest.mark.parametrize(
     "config",
     [
-        pretraining(temperature=3.0, soft_targets=AllTokens()),
+        pretraining(temperature=3.0, soft_targets="all_tokens"),
         pytest.param(fine_tuning(HEADS[2]), marks=pytest.mark.slow),
     ],
     ids=["pretraining", "fine-tuning"],
@@ -236,7 +234,7 @@ def test_microbatches_add_up_to_the_batch(config):
 def test_teacher_adds_its_forward_flops():
     plain = dataclasses.replace(pretraining(), distillation=None)
     all_tokens = step_flops(pretraining(), PHASE) - step_flops(plain, PHASE)
-    masked = step_flops(pretraining(soft_targets=MaskedTokens()), PHASE) - step_flops(plain, PHASE)
+    masked = step_flops(pretraining(soft_targets="masked_tokens"), PHASE) - step_flops(plain, PHASE)
     cosine = step_flops(pretraining(soft_weight=0.0), PHASE) - step_flops(plain, PHASE)
     assert cosine == 8 * 16 * step_flops_per_token()
     assert (all_tokens - cosine) / (masked - cosine) == pytest.approx(16 / 4)
@@ -247,7 +245,7 @@ def step_flops_per_token() -> float:
 
 
 @pytest.mark.parametrize(
-    "config", [pretraining(soft_targets=MaskedTokens()), fine_tuning(HEADS[0])]
+    "config", [pretraining(soft_targets="masked_tokens"), fine_tuning(HEADS[0])]
 )
 def test_configs_round_trip_through_json(config):
     assert from_json(ObjectiveConfig, to_json(config)) == config

@@ -12,9 +12,7 @@ import pytest
 
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.objectives import (
-    GradientDisentangledEmbeddings,
     ReplacedTokens,
-    SharedEmbeddings,
 )
 from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.data.pretraining.rng import Stream, random_bits
@@ -197,7 +195,7 @@ DISENTANGLED = ReplacedTokens(
     model=DEBERTA,
     generator=dataclasses.replace(DEBERTA, num_attention_heads=4),
     mask_token_id=4,
-    embedding_sharing=GradientDisentangledEmbeddings(),
+    embedding_sharing="gradient_disentangled",
     rtd_weight=10.0,
 )
 WORDS = "encoder/embeddings/word_embeddings"
@@ -296,9 +294,9 @@ def test_discriminator_has_the_sum_of_table_and_difference():
 @pytest.mark.parametrize(
     ("sharing", "in_generator", "differences"),
     [
-        (SharedEmbeddings(), set(), set()),
+        ("shared", set(), set()),
         (
-            GradientDisentangledEmbeddings(),
+            "gradient_disentangled",
             {"word_embeddings", "position_embeddings", "token_type_embeddings", "norm"},
             {"word_embeddings", "position_embeddings"},
         ),
@@ -345,7 +343,7 @@ def test_parameters_of_each_way_of_sharing(sharing, in_generator, differences):
         ),
         (
             {
-                "embedding_sharing": GradientDisentangledEmbeddings(),
+                "embedding_sharing": "gradient_disentangled",
                 "generator": dataclasses.replace(MODEL, embedding_size=8),
             },
             r"objective\.generator\.embedding_size is 8, .* because the discriminator's embeddings",

@@ -20,11 +20,9 @@ from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.models.adapters.config import (
     IA3,
-    AlphaOverSqrtRank,
     DoRA,
     HoulsbyAdapter,
     LoRA,
-    PeftSelection,
     PfeifferAdapter,
     PrefixTuning,
     PromptTuning,
@@ -88,12 +86,12 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
     "rslora": (
-        LoRA(rank=4, alpha=6.0, scaling=AlphaOverSqrtRank()),
+        LoRA(rank=4, alpha=6.0, scaling="alpha_over_sqrt_rank"),
         "LoraConfig",
         {**LORA, "use_rslora": True},
     ),
     "dora": (DoRA(rank=4, alpha=6.0), "LoraConfig", {**LORA, "use_dora": True}),
-    "ia3": (IA3(selection=PeftSelection()), "IA3Config", {}),
+    "ia3": (IA3(selection="peft"), "IA3Config", {}),
     "prompt": (
         PromptTuning(length=PREFIX_LENGTH),
         "PromptTuningConfig",

@@ -18,8 +18,6 @@ from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.albert.huggingface import TABLES
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    Gelu,
-    Scanned,
 )
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -108,7 +106,7 @@ def test_pretraining_folder_comes_back_bit_identical(tmp_path):
 
 @pytest.mark.slow  # albert_training_test.py takes the same steps with LAMB
 def test_twenty_training_steps():
-    config = dataclasses.replace(GROUPS, hidden_act=Gelu())
+    config = dataclasses.replace(GROUPS, hidden_act="gelu")
     model = torch_model(config, "ForPreTraining", seed=3, classifier_dropout_prob=0.0)
     # No example has the id 0: `torch.nn.Embedding` would not train its row (`padding_idx`).
     batches = [random_batch(config, seed=step % 2, padding=False) for step in range(STEPS)]
@@ -118,7 +116,7 @@ def test_twenty_training_steps():
             mask_token_id=4,
             nsp_weight=0.0,
             sop_weight=1.0,
-            compute=ComputeConfig(layer_loop=Scanned()),
+            compute=ComputeConfig(layer_loop="scanned"),
         )
     )
     train = train_config(2e-3)

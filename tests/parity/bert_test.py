@@ -14,7 +14,6 @@ from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.layers.config import GeluTanh
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
@@ -38,7 +37,7 @@ def torch_config(config: BertConfig):
         num_attention_heads=config.num_attention_heads,
         intermediate_size=config.intermediate_size,
         max_position_embeddings=config.positions.max_position_embeddings,
-        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
+        hidden_act="gelu_new" if config.hidden_act == "gelu_tanh" else "gelu",
         attn_implementation="eager",
     )
 
@@ -111,7 +110,7 @@ def test_published_sizes(size):
 def test_tanh_gelu_and_maximum_length():
     config = BertConfig(
         vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48, hidden_act=GeluTanh(),
+        intermediate_size=48, hidden_act="gelu_tanh",
     )  # fmt: skip
     model = transformers.BertForPreTraining(torch_config(config))
     randomize_parameters(model, std=0.04, seed=1)

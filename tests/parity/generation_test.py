@@ -15,8 +15,6 @@ from bert_jax.config.generation import (
     BeamSearch,
     GenerationConfig,
     Greedy,
-    StopWhenFull,
-    StopWhenImpossible,
 )
 from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.models.encoder import EncoderDecoderConfig
@@ -121,7 +119,7 @@ def test_greedy_and_beam_search_of_200_sources(models, name):
     [
         (
             GenerationConfig(
-                decoding=BeamSearch(num_beams=3, early_stopping=StopWhenFull()),
+                decoding=BeamSearch(num_beams=3, early_stopping="when_full"),
                 max_new_tokens=NEW_TOKENS,
                 no_repeat_ngram_size=2,
             ),
@@ -130,7 +128,7 @@ def test_greedy_and_beam_search_of_200_sources(models, name):
         (
             GenerationConfig(
                 decoding=BeamSearch(
-                    num_beams=2, length_penalty=2.0, early_stopping=StopWhenImpossible()
+                    num_beams=2, length_penalty=2.0, early_stopping="when_impossible"
                 ),
                 max_new_tokens=NEW_TOKENS,
                 min_new_tokens=5,

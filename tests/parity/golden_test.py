@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.losses import cross_entropy
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.layers.config import GeluTanh, LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import validate_params
 from bert_jax.params import paths
@@ -20,7 +20,7 @@ CONFIG = BertConfig(
     num_attention_heads=4,
     intermediate_size=64,
     positions=LearnedPositions(max_position_embeddings=20),
-    hidden_act=GeluTanh(),
+    hidden_act="gelu_tanh",
 )
 PAD, IGNORED = 0, -100
 

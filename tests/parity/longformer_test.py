@@ -14,7 +14,7 @@ import pytest
 from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import QuestionAnsweringHead, TaskHead
-from bert_jax.models.layers.config import ComputeConfig, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.longformer.huggingface import TABLES
 from bert_jax.models.model import build_network
@@ -173,6 +173,6 @@ def test_scanned_layers_equal_unrolled_ones():
                 .last_hidden_state
             )
         )(params)
-        for compute in (ComputeConfig(), ComputeConfig(layer_loop=Scanned()))
+        for compute in (ComputeConfig(), ComputeConfig(layer_loop="scanned"))
     )
     np.testing.assert_allclose(scanned, unrolled, rtol=0, atol=1e-5)

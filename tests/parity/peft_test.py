@@ -37,10 +37,8 @@ from bert_jax.interop.peft.lora import ModuleNames
 from bert_jax.interop.peft.methods import compute_prefixes
 from bert_jax.models.adapters.config import (
     IA3,
-    AlphaOverSqrtRank,
     DoRA,
     LoRA,
-    PeftSelection,
     PrefixEncoder,
     PrefixTuning,
     PromptTuning,
@@ -86,7 +84,7 @@ CASES: dict[str, tuple[str, str, Any]] = {
     "rslora": (
         "Roberta",
         "token",
-        LoRA(rank=3, alpha=5.0, targets=("feed_forward/output",), scaling=AlphaOverSqrtRank()),
+        LoRA(rank=3, alpha=5.0, targets=("feed_forward/output",), scaling="alpha_over_sqrt_rank"),
     ),
     "span": ("Roberta", "span", LoRA(rank=2)),
     "electra": ("Electra", "regression", LoRA(rank=2, targets=("layers/1/attention/query",))),
@@ -94,7 +92,7 @@ CASES: dict[str, tuple[str, str, Any]] = {
     "choice": ("Bert", "choice", LoRA(rank=2)),
     "dora": ("Bert", "span", DoRA(rank=4, targets=("query", "feed_forward/*"))),
     "ia3": ("Roberta", "sequence", IA3()),
-    "ia3_peft": ("Bert", "token", IA3(selection=PeftSelection())),
+    "ia3_peft": ("Bert", "token", IA3(selection="peft")),
     "norms": ("Roberta", "sequence", LayerNormTuning()),
     "prompt": ("Bert", "sequence", PromptTuning(length=3)),
     "prefix": ("Bert", "sequence", PrefixTuning(length=3, reparametrization=PrefixEncoder(size=5))),

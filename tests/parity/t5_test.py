@@ -11,7 +11,6 @@ import json
 import pytest
 
 from bert_jax.interop.seq2seq import read_seq2seq_folder
-from bert_jax.models.layers.config import GeluTanh
 from bert_jax.models.seq2seq.config import GatedFeedForward
 from bert_jax.models.t5.config import T5Config
 from tests.helpers.seq2seq_parity import T5_SMALL, check_seq2seq_model, torch_t5
@@ -32,7 +31,7 @@ MEDIUM = dataclasses.replace(
 def version_1_1(config: T5Config) -> T5Config:
     return dataclasses.replace(
         config,
-        feed_forward=GatedFeedForward(activation=GeluTanh()),
+        feed_forward=GatedFeedForward(activation="gelu_tanh"),
         tie_word_embeddings=False,
         scale_decoder_outputs=False,
     )

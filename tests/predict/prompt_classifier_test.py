@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import random_parameters, small_config, small_model
-from bert_jax.config.prompts import AveragedTokens, Demonstrations, LabelWords, Prompt
+from bert_jax.config.prompts import Demonstrations, LabelWords, Prompt
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
@@ -33,7 +33,7 @@ def make_prompt(template, *words):
         label_words=tuple(
             LabelWords(label=label, words=each) for label, each in zip(LABELS, words, strict=True)
         ),
-        tokens_of_words=AveragedTokens(),
+        tokens_of_words="averaged_tokens",
     )
 
 

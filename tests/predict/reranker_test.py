@@ -8,7 +8,6 @@ import pytest
 from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import (
-    Identity,
     RankingHead,
     RegressionHead,
     SequenceClassificationHead,
@@ -32,7 +31,7 @@ def test_score_is_the_sigmoid_of_the_logit_unless_it_is_the_identity(model):
     assert scores.dtype == np.float64 and len({*scores}) == 3
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), rtol=1e-5)
     assert [p["score"] for p in predictions] == pytest.approx(scores.tolist(), rel=1e-5)
-    raw = dataclasses.replace(model, head=RankingHead(activation=Identity()))
+    raw = dataclasses.replace(model, head=RankingHead(activation="identity"))
     np.testing.assert_allclose(Reranker(raw)(QUERY, TEXTS), logits, rtol=1e-5)
     regression = dataclasses.replace(model, head=RegressionHead())
     np.testing.assert_allclose(Reranker(regression)(QUERY, TEXTS), scores, rtol=1e-5)

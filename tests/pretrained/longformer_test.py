@@ -13,7 +13,7 @@ from bert_jax.export.export import export
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.heads.config import RegressionHead
-from bert_jax.models.layers.config import Gelu, LearnedPositions, PaddingOffsetPositions
+from bert_jax.models.layers.config import LearnedPositions, PaddingOffsetPositions
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import run_forward
 from bert_jax.models.roberta.config import RobertaConfig
@@ -90,7 +90,7 @@ def test_models_that_cannot_become_a_longformer_are_refused():
     with pytest.raises(UserError, match="length of the Longformer is 10, but source takes 20"):
         make_longformer(loaded(ROBERTA), max_length=10)
     albert = AlbertConfig(
-        **SIZES, positions=LearnedPositions(max_position_embeddings=20), hidden_act=Gelu()
+        **SIZES, positions=LearnedPositions(max_position_embeddings=20), hidden_act="gelu"
     )
     with pytest.raises(UserError, match="source as a Longformer: the weights are not those"):
         make_longformer(loaded(albert), attention_window=4)

@@ -10,7 +10,6 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import read_config, to_hf_config
 from bert_jax.models.heads.config import (
-    Identity,
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RankingHead,
@@ -41,7 +40,7 @@ def write_config_json(folder: Path, architecture: str | None, **fields) -> Path:
         (SequenceClassificationHead(labels=tuple(f"{n}" for n in range(12))), SEQUENCE),
         (RegressionHead(), SEQUENCE),
         (RankingHead(), SEQUENCE),
-        (RankingHead(activation=Identity()), SEQUENCE),
+        (RankingHead(activation="identity"), SEQUENCE),
         (TokenClassificationHead(labels=("O", "B-PER", "I-PER")), TOKEN),
         (QuestionAnsweringHead(), SPAN),
         (MultipleChoiceHead(), CHOICE),
@@ -79,12 +78,12 @@ def test_written_head_is_read_back(tmp_path, head, architecture):
         (
             SEQUENCE,
             {"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}},
-            RankingHead(activation=Identity()),
+            RankingHead(activation="identity"),
         ),
         (
             SEQUENCE,
             {"num_labels": 1, "sbert_ce_default_activation_function": IDENTITY},
-            RankingHead(activation=Identity()),
+            RankingHead(activation="identity"),
         ),
         (
             SEQUENCE,

@@ -14,7 +14,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from bert_jax.apps.testing.models import word_tokenizer
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.prompts import (
-    AveragedTokens,
     Demonstrations,
     LabelWords,
     Prompt,
@@ -259,7 +258,7 @@ def test_label_words_of_several_tokens_are_refused_or_averaged(wordpiece):
     with pytest.raises(UserError, match=r"'mended' of 'yes' is 2 tokens .*: mend ##ed"):
         find_label_tokens(make_prompt(**words), LABELS, wordpiece)
     found = find_label_tokens(
-        make_prompt(**words, tokens_of_words=AveragedTokens()), LABELS, wordpiece
+        make_prompt(**words, tokens_of_words="averaged_tokens"), LABELS, wordpiece
     )
     ids = {word: wordpiece.token_to_id(word) for word in ("sea", "net", "mend", "##ed")}
     assert found.token_ids == (((ids["sea"],),), ((ids["net"],), (ids["mend"], ids["##ed"])))
@@ -276,7 +275,7 @@ def test_unusable_label_words_are_refused(wordpiece):
 
 
 def test_label_words_have_a_leading_space_in_byte_level_bpe(byte_level):
-    prompt = make_prompt(no=("ok",), yes=("a",), tokens_of_words=AveragedTokens())
+    prompt = make_prompt(no=("ok",), yes=("a",), tokens_of_words="averaged_tokens")
     found = find_label_tokens(prompt, LABELS, byte_level)
     assert found.token_ids[0] == ((byte_level.token_to_id("Ġok"),),)
 

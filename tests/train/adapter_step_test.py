@@ -22,7 +22,7 @@ from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import Glue
 from bert_jax.config.objectives import FineTuning, MultiTask, NamedHead
 from bert_jax.config.train import Phase, TrainConfig, WarmupLinear, make_mesh_config
-from bert_jax.config.tuning import BitFit, LayerNormTuning, QueryAndIntermediateBiases, TuningConfig
+from bert_jax.config.tuning import BitFit, LayerNormTuning, TuningConfig
 from bert_jax.models.adapters.config import (
     IA3,
     DoRA,
@@ -161,7 +161,7 @@ NUM_TRAINED = [
     ),
     (PromptTuning(), 20 * 768, 0),
     (BitFit(), 0, 12 * (4 * 768 + 3072 + 3 * 768) + 768),
-    (BitFit(biases=QueryAndIntermediateBiases()), 0, 12 * (768 + 3072)),
+    (BitFit(biases="query_and_intermediate"), 0, 12 * (768 + 3072)),
     (LayerNormTuning(), 0, NORMS),
 ]
 

@@ -9,8 +9,6 @@ from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.config_lib import override
 from bert_jax.config.distillation import (
     TEACHER_PARAMS,
-    AllTokens,
-    MaskedTokens,
     PretrainingDistillation,
 )
 from bert_jax.config.experiment import Experiment
@@ -70,7 +68,7 @@ def test_recipe_has_the_published_hyperparameters(folder):
     assert experiment.objective.loss_weights == {"mlm": 2.0, "nsp": 0.0, "sop": 0.0, "sbo": 0.0}
     assert (distillation.soft_weight, distillation.cosine_weight) == (5.0, 1.0)
     assert distillation.temperature == 2.0
-    assert distillation.soft_targets == AllTokens()
+    assert distillation.soft_targets == "all_tokens"
     assert distillation.teacher.layers == (0, 2, 4, 7, 9, 11)
     model = experiment.objective.model
     assert isinstance(model, DistilBertConfig) and model.num_hidden_layers == 6
@@ -80,7 +78,7 @@ def test_layers_and_soft_targets_are_arguments(folder):
     assert distillation_of(recipe(folder)).teacher.layers == (0, 2)
     chosen = recipe(folder, 4, "teacher_layers=[3]", "masked_tokens_only=true")
     assert distillation_of(chosen).teacher.layers == (3,)
-    assert distillation_of(chosen).soft_targets == MaskedTokens()
+    assert distillation_of(chosen).soft_targets == "masked_tokens"
     assert isinstance(chosen.objective, Pretraining)
     assert chosen.objective.model.num_hidden_layers == 1
 

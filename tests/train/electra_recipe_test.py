@@ -15,7 +15,7 @@ from bert_jax.apps.plan.placeholder_corpus import planned_experiment
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.data import Masking, PretrainingData, SingleSegment
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import GradientDisentangledEmbeddings, ReplacedTokens
+from bert_jax.config.objectives import ReplacedTokens
 from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.config.train import AdamW, CheckpointConfig, LoggingConfig, WarmupLinear
 from bert_jax.data.corpus.plan import PrepareConfig
@@ -183,7 +183,7 @@ def test_deberta_recipe_has_the_hyperparameters_of_the_original_code() -> None:
     assert objective.model == DebertaV2Config.from_size("base")
     assert objective.generator == dataclasses.replace(objective.model, num_hidden_layers=6)
     assert (objective.mlm_weight, objective.rtd_weight) == (1.0, 10.0)
-    assert objective.embedding_sharing == GradientDisentangledEmbeddings()
+    assert objective.embedding_sharing == "gradient_disentangled"
     assert data.masking == Masking(mask_replace_prob=1.0, random_replace_prob=0.0)
     (phase,) = train.phases
     assert (phase.steps, phase.batch_size, phase.seq_length) == (1_000_000, 256, 512)

@@ -21,10 +21,7 @@ from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    FullRemat,
     LearnedPositions,
-    SaveDots,
-    Scanned,
 )
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
@@ -183,10 +180,10 @@ def test_gradient_accumulation_on_a_mesh_equals_the_large_batch():
 @pytest.mark.parametrize(
     "compute",
     [
-        pytest.param(ComputeConfig(layer_loop=Scanned()), id="scan"),
-        pytest.param(ComputeConfig(remat=FullRemat()), id="remat"),
-        pytest.param(ComputeConfig(layer_loop=Scanned(), remat=FullRemat()), id="scan-remat"),
-        pytest.param(ComputeConfig(layer_loop=Scanned(), remat=SaveDots()), id="scan-dots"),
+        pytest.param(ComputeConfig(layer_loop="scanned"), id="scan"),
+        pytest.param(ComputeConfig(remat="full"), id="remat"),
+        pytest.param(ComputeConfig(layer_loop="scanned", remat="full"), id="scan-remat"),
+        pytest.param(ComputeConfig(layer_loop="scanned", remat="save_dots"), id="scan-dots"),
     ],
 )
 def test_layer_loop_and_remat_change_nothing(compute):

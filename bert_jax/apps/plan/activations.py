@@ -16,13 +16,13 @@ activations in float32, and v6e also saves the output of the non-linearity (`tpu
 A prompt (`PromptTuning`) counts as part of the sequence. A prefix (`PrefixTuning`) of n keys makes
 the scores [L, L + n], adds the keys and values of n tokens, and is not computed by fused attention.
 
-With `FullRemat`, only the input of each layer is saved: s T D. Memory peaks when the backward pass
+With `"full"`, only the input of each layer is saved: s T D. Memory peaks when the backward pass
 begins. At that moment there are also: one layer in full, if layers are recomputed; the gradient of
 the last layer's scores or the logits, whichever is larger; and the gradient of the word embedding
 table, which is tied to the logits. From then on, activations are freed faster than gradients are
 created (see `Memory`). Only the logits of a teacher are saved.
 
-`SaveDots` saves the same as `FullRemat`: the products of `models/layers/matmul.py` define
+`"save_dots"` saves the same as `"full"`: the products of `models/layers/matmul.py` define
 their own gradients, so the policy does not recognize them as dots.
 
 A scan saves more, because nothing can be recomputed from values that have left the loop. It stacks
@@ -47,7 +47,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from bert_jax.apps.plan.device_microbatch import DeviceMicrobatch, encoder_microbatch
-from bert_jax.config.distillation import AllTokens
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import (
     CausalLM,
@@ -58,9 +57,8 @@ from bert_jax.config.objectives import (
     ReplacedTokens,
     Seq2Seq,
 )
-from bert_jax.config.tuning import CachedFeatures
 from bert_jax.models.layers import pallas_attention
-from bert_jax.models.layers.config import AlibiPositions, NoRemat, PallasAttention, Scanned
+from bert_jax.models.layers.config import AlibiPositions
 from bert_jax.parallel.tpu_slices import Generation
 from bert_jax.train.tuning.freezing import num_layers_with_gradients
 
@@ -152,10 +150,10 @@ def _model_bytes(
     objective = experiment.objective
     assert not isinstance(objective, Seq2Seq)
     model, compute = objective.model, objective.compute
-    scanned = isinstance(compute.layer_loop, Scanned)
+    scanned = compute.layer_loop == "scanned"
     soft = _num_soft_logits(objective, microbatch)  # the student has as many as its teacher
     head_bytes = saved.logits * (_num_logits(objective, microbatch) + soft) + _FLOAT32 * soft
-    if isinstance(experiment.train.tuning.features, CachedFeatures):
+    if experiment.train.tuning.features == "cached":
         return head_bytes
     scores_of_layers = num_attention_scores(objective, microbatch)
     largest = max(scores_of_layers)
@@ -178,7 +176,7 @@ def _model_bytes(
             * model.kernel_params_per_layer
             // microbatch.tensor_parallel_size
         )
-    if isinstance(compute.remat, NoRemat):
+    if compute.remat == "none":
         saves_weights = not scanned and itemsize(objective) < _FLOAT32
         weight_bytes = saved.bf16_attention_weights if saves_weights else 0
         layers_bytes = sum(
@@ -251,7 +249,7 @@ def num_attention_scores(
     num_heads, seq_length = model.num_attention_heads, microbatch.seq_length
     num_prefix_keys = microbatch.num_prefix_keys
     fused = (
-        isinstance(objective.compute.attention, PallasAttention)
+        objective.compute.attention == "pallas"
         and model.supports_fused_attention
         and not isinstance(model.positions, AlibiPositions)
         and not isinstance(objective, CausalLM)
@@ -289,7 +287,7 @@ def _num_soft_logits(objective: EncoderObjective, microbatch: DeviceMicrobatch) 
     """Counts the logits over the vocabulary that a student learns from its teacher."""
     if not (isinstance(objective, Pretraining) and (teaching := objective.distillation)):
         return 0
-    is_all = isinstance(teaching.soft_targets, AllTokens)
+    is_all = teaching.soft_targets == "all_tokens"
     length = microbatch.seq_length if is_all else microbatch.max_predictions_per_seq
     num_predictions = microbatch.num_sequences * length if teaching.soft_weight else 0
     return num_predictions * objective.model.vocab_size // microbatch.tensor_parallel_size

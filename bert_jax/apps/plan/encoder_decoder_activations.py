@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from bert_jax.apps.plan.activations import SCANNED_SAVED_BYTES, SavedBytes, itemsize
 from bert_jax.apps.plan.device_microbatch import DeviceMicrobatch
 from bert_jax.config.objectives import Seq2Seq
-from bert_jax.models.layers.config import NoRemat, Scanned
 
 _FLOAT32 = 4
 
@@ -107,11 +106,11 @@ def _stack_bytes(
         microbatch.num_sequences * model.num_attention_heads * length * keys // tensor
         for keys in key_lengths
     ]
-    scanned = isinstance(compute.layer_loop, Scanned)
+    scanned = compute.layer_loop == "scanned"
     working = _FLOAT32 * max(scores)
     if scanned:  # a scan stacks kernels in the compute dtype and their gradients in float32
         working += (size + _FLOAT32) * kernel_params // tensor
-    if not isinstance(compute.remat, NoRemat):
+    if compute.remat != "none":
         layer_input = size * microbatch.num_sequences * length * model.hidden_size
         layer = _layer_bytes(objective, microbatch, saved, length, key_lengths)
         layer += saved.scores[0] * sum(scores) + size * saved.scores[1] * sum(scores)

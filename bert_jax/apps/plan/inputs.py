@@ -14,7 +14,6 @@ from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import TextToTextData
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.train import Phase
-from bert_jax.config.tuning import CachedFeatures
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.errors import UserError
@@ -75,7 +74,7 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
             "config of pretraining or fine-tuning"
         )
     source = make_workload(experiment)
-    cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+    cached_features = experiment.train.tuning.features == "cached"
     fields = source.batch_fields(
         make_objective(experiment.objective, cached_features=cached_features)
     )

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from bert_jax.apps.plan.estimate import PhasePlan, RunPlan, make_plan
 from bert_jax.config.config_lib import override
 from bert_jax.errors import ConfigError
-from bert_jax.models.layers.config import NoRemat
 from bert_jax.parallel.tpu_slices import all_slices
 
-REMAT = ('objective.compute.remat={"type": "FullRemat"}',)
+REMAT = ("objective.compute.remat=full",)
 FSDP = ("mesh.data=1", "mesh.fsdp=-1")
 _MICROBATCHES_TEXT = "{} microbatches per update"
 
@@ -58,14 +57,14 @@ def _single_changes(plan: RunPlan) -> Iterator[Suggestion]:
         _make_suggestion(plan, _MICROBATCHES_TEXT.format(n), _accumulation_overrides(plan, n))
         for n in microbatch_counts
     )
-    if isinstance(plan.experiment.objective.compute.remat, NoRemat):
+    if plan.experiment.objective.compute.remat == "none":
         yield _make_suggestion(plan, "recompute layers (remat)", REMAT)
     if _is_replicated(plan):
         yield _make_suggestion(plan, "shard the state (FSDP)", FSDP)
 
 
 def _combined_changes(plan: RunPlan) -> Iterator[Suggestion]:
-    remat = () if plan.experiment.objective.compute.remat != NoRemat() else REMAT
+    remat = () if plan.experiment.objective.compute.remat != "none" else REMAT
     for shard_state in ((), FSDP) if _is_replicated(plan) else ((),):
         for n in (1, *_microbatch_counts(plan)):
             accumulation = _accumulation_overrides(plan, n) if n > 1 else ()

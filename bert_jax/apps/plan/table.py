@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from bert_jax.apps.plan.estimate import MEMORY_MARGIN, Bounds, PhasePlan, RunPlan
 from bert_jax.apps.plan.suggestions import Suggestion
 from bert_jax.apps.plan.timing import min_batch_size
-from bert_jax.models.layers.config import NoRemat, Scanned
 from bert_jax.parallel.tpu_slices import Slice, prices_as_of
 
 _LABEL_WIDTH, _COLUMN_WIDTH = 34, 16
@@ -70,11 +69,9 @@ def _slice_row(tpu_slice: Slice, plan: RunPlan) -> tuple[str, ...]:
 def _header_section(plan: RunPlan) -> str:
     tpu_slice, compute = plan.tpu_slice, plan.experiment.objective.compute
     data, fsdp, tensor = plan.experiment.mesh.axis_sizes(tpu_slice.devices)
-    layer_loop = "scanned" if isinstance(compute.layer_loop, Scanned) else "unrolled"
+    layer_loop = compute.layer_loop
     remat_text = (
-        "activations saved"
-        if isinstance(compute.remat, NoRemat)
-        else "activations recomputed (remat)"
+        "activations saved" if compute.remat == "none" else "activations recomputed (remat)"
     )
     teacher = plan.state.num_teacher_parameters
     teacher_text = f" and {teacher:,} of the teacher, which are not trained" if teacher else ""

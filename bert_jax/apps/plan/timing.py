@@ -29,8 +29,6 @@ from bert_jax.apps.plan.inputs import Inputs
 from bert_jax.apps.plan.state_bytes import StateBytes
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Seq2Seq
-from bert_jax.config.tuning import CachedFeatures
-from bert_jax.models.layers.config import NoRemat
 from bert_jax.parallel.tpu_slices import Slice
 from bert_jax.train.flops import step_flops
 
@@ -77,7 +75,7 @@ def step_time(
         flops += fraction * model_flops(experiment, inputs, sizes, state.lowest_trainable_layer)
         tokens += fraction * inputs.num_sequences * sizes["L"]
     # The forward pass is a third of the FLOPs, and remat computes it twice.
-    remat_factor = 1.0 if isinstance(objective.compute.remat, NoRemat) else 4 / 3
+    remat_factor = 1.0 if objective.compute.remat == "none" else 4 / 3
     hbm_bytes = 2 * (state.parameters + state.optimizer) + state.gradients
     return StepTime(
         flops=flops,
@@ -128,7 +126,7 @@ def _gradient_comm(
 def _activation_comm(
     experiment: Experiment, tpu_slice: Slice, tokens: float, target_tokens: int
 ) -> float:
-    if isinstance(experiment.train.tuning.features, CachedFeatures):
+    if experiment.train.tuning.features == "cached":
         return 0.0
     objective, (data, fsdp, _) = (
         experiment.objective,

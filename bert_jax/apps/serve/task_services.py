@@ -18,7 +18,6 @@ from bert_jax.config.labeled_data import HeadTruncation
 from bert_jax.errors import UserError
 from bert_jax.interop.peft.adapter_config import is_adapter_folder
 from bert_jax.models.heads.config import (
-    Identity,
     TaskHead,
     task_parts,
     window_encoder_of,
@@ -142,7 +141,7 @@ class TaskService:
 
         That is so for regression, and for a cross-encoder that was trained without a sigmoid.
         """
-        is_identity = getattr(self.head, "activation", None) == Identity()
+        is_identity = getattr(self.head, "activation", None) == "identity"
         return kind_of_head(self.head).output_field == "value" or is_identity
 
     def predict(

@@ -11,12 +11,10 @@ from typing import Any
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.prompts import (
-    AveragedTokens,
     Demonstrations,
     LabelWords,
     Prompt,
     SimilarExamples,
-    SingleTokenWords,
 )
 from bert_jax.errors import ConfigError, UserError, did_you_mean
 from bert_jax.io.atomic_io import write_json
@@ -79,7 +77,7 @@ def write_prompt(path: Path, prompt: Prompt) -> None:
     data: dict[str, Any] = {
         "template": prompt.template,
         "label_words": {each.label: list(each.words) for each in prompt.label_words},
-        "average_tokens": isinstance(prompt.tokens_of_words, AveragedTokens),
+        "average_tokens": prompt.tokens_of_words == "averaged_tokens",
     }
     if prompt.demonstrations is not None:
         data["demonstrations"] = to_json(prompt.demonstrations)
@@ -123,7 +121,7 @@ def read_prompt(path: Path) -> Prompt:
     return Prompt(
         template=template,
         label_words=tuple(LabelWords(label=k, words=tuple(v)) for k, v in words.items()),
-        tokens_of_words=AveragedTokens() if average else SingleTokenWords(),
+        tokens_of_words="averaged_tokens" if average else "single_token",
         demonstrations=None
         if demonstrations is None
         else from_json(Demonstrations, demonstrations, f"{path}: demonstrations"),

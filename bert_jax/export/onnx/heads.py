@@ -16,11 +16,7 @@ from bert_jax.export.outputs import SPAN_OUTPUTS, HiddenStates, MaskedLMLogits, 
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    FirstTokenPooling,
-    LatePooling,
     LinearClassifier,
-    MeanPooling,
-    OwnTransform,
     PoolerClassifier,
     PredictionHeadClassifier,
     TaskHead,
@@ -175,7 +171,7 @@ def _outputs(
 
 
 def _masked_lm_logits(graph: GraphBuilder, config: EncoderConfig, hidden: str) -> str:
-    if isinstance(config.masked_lm_transform, OwnTransform):
+    if config.masked_lm_transform == "own":
         hidden = dense(graph, hidden, "masked_lm/transform")
         hidden = activate(graph, hidden, config.masked_lm_activation)
         hidden = layer_norm(graph, hidden, "masked_lm/norm", config.layer_norm_eps)
@@ -216,7 +212,7 @@ def _sequence_vector(
     graph: GraphBuilder, config: EncoderConfig, hidden: str, attention_mask: str
 ) -> str:
     match config.sequence_pooling:
-        case FirstTokenPooling():
+        case "first_token":
             return first_token(graph, hidden)
-        case MeanPooling() | LatePooling():
+        case "mean" | "late":
             return mean_of_tokens(graph, hidden, attention_mask)

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import Activation, Gelu, GeluTanh, Relu, Silu, Tanh
+from bert_jax.models.layers.config import Activation
 
 OPSET = 20
 """The version of ONNX's operators: the first one with Gelu."""
@@ -125,15 +125,15 @@ def layer_norm(graph: GraphBuilder, x: str, path: str, epsilon: float) -> str:
 def activate(graph: GraphBuilder, x: str, activation: Activation) -> str:
     """Writes an activation function."""
     match activation:
-        case Gelu():
+        case "gelu":
             return graph.add("Gelu", x)
-        case GeluTanh():
+        case "gelu_tanh":
             return graph.add("Gelu", x, approximate="tanh")
-        case Relu():
+        case "relu":
             return graph.add("Relu", x)
-        case Silu():
+        case "silu":
             return graph.add("Mul", x, graph.add("Sigmoid", x))
-        case Tanh():
+        case "tanh":
             return graph.add("Tanh", x)
 
 

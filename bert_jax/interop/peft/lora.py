@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop.peft.adapter_config import AdapterConfig
-from bert_jax.models.adapters.config import AlphaOverRank, AlphaOverSqrtRank, DoRA, LoRA
+from bert_jax.models.adapters.config import DoRA, LoRA
 from bert_jax.models.adapters.modules import WORD_EMBEDDINGS
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.families import format_of
@@ -196,7 +196,7 @@ def lora_to_peft(
         "lora_alpha": _whole(method.alpha),
         "lora_dropout": method.dropout,
         "target_modules": distinct_suffixes(by_module, names.modules, "."),
-        "use_rslora": isinstance(method.scaling, AlphaOverSqrtRank),
+        "use_rslora": method.scaling == "alpha_over_sqrt_rank",
         "use_dora": isinstance(method, DoRA),
         "rank_pattern": {},
         "alpha_pattern": {},
@@ -281,7 +281,7 @@ def lora_from_peft(
             alpha=float(alphas[largest]),
             dropout=data.get("lora_dropout", 0.0),
             targets=_targets(paths, names),
-            scaling=AlphaOverSqrtRank() if data.get("use_rslora") else AlphaOverRank(),
+            scaling="alpha_over_sqrt_rank" if data.get("use_rslora") else "alpha_over_rank",
         )
     except (ConfigError, TypeError) as error:
         raise UserError(f"{file}: {error}") from None

@@ -10,8 +10,6 @@ from bert_jax.interop.peft.adapter_config import AdapterConfig
 from bert_jax.interop.peft.lora import ModuleNames, Modules, distinct_suffixes, select_modules
 from bert_jax.models.adapters.config import (
     IA3,
-    PaperSelection,
-    PeftSelection,
     PrefixTuning,
     PromptTuning,
 )
@@ -106,7 +104,7 @@ def ia3_from_peft(
             )
         adapter[f"{layers[0]}/ia3"] = vector.reshape(-1)
     modules = group_by_module(paths.unflatten(names.shapes))
-    for selection in (PaperSelection(), PeftSelection()):
+    for selection in ("paper", "peft"):
         method = IA3(selection=selection)
         shapes = implementation(method).shapes(method, modules, model)
         if {f"{path}/ia3" for path in shapes} == adapter.keys():

@@ -24,7 +24,7 @@ from bert_jax.models.adapters.modules import (
     submodule,
 )
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import Activation, GeluTanh, Relu
+from bert_jax.models.layers.config import Activation
 from bert_jax.models.layers.transformer import PostNormBlock, activate
 from bert_jax.params.paths import LAYER_PREFIX
 
@@ -80,7 +80,7 @@ class Bottleneck(nnx.Module):
             for layer in ("down", "up")
             for name in ("kernel", "bias")
         )
-        self.activation = activation
+        self.activation: Activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., D] to [..., D] in the dtype of `x`."""
@@ -96,7 +96,7 @@ class HoulsbyNorm(nnx.Module):
     """Computes norm(residual + y + bottleneck(y)) of the output y of a sublayer."""
 
     def __init__(self, base: Any, leaves: Leaves):
-        self.base, self.bottleneck = base, Bottleneck(leaves, GeluTanh())
+        self.base, self.bottleneck = base, Bottleneck(leaves, "gelu_tanh")
 
     def add(self, residual: jax.Array, y: jax.Array) -> jax.Array:
         """Maps two arrays [B, L, D] to [B, L, D]."""
@@ -107,7 +107,7 @@ class PfeifferNorm(nnx.Module):
     """Computes norm(h + bottleneck(norm(h))) with h = residual + y, and one norm used twice."""
 
     def __init__(self, base: Any, leaves: Leaves):
-        self.base, self.bottleneck = base, Bottleneck(leaves, Relu())
+        self.base, self.bottleneck = base, Bottleneck(leaves, "relu")
 
     def add(self, residual: jax.Array, y: jax.Array) -> jax.Array:
         """Maps two arrays [B, L, D] to [B, L, D]."""

@@ -4,21 +4,12 @@ Imports no jax.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.layers.config import check_dropout
 
 _FIELD = "train.tuning.method"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlphaOverRank:
-    """Scales the product of the matrices by alpha / rank (Hu et al. 2021, section 4.1)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlphaOverSqrtRank:
-    """Scales the product by alpha / sqrt(rank), for large ranks: rsLoRA (Kalajdzievski 2023)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +34,9 @@ class LoRA:
     alpha: float = 16.0
     dropout: float = 0.1
     targets: tuple[str, ...] = ("query", "value")
-    scaling: AlphaOverRank | AlphaOverSqrtRank = AlphaOverRank()
+    # The factor of the product: of Hu et al. 2021, section 4.1, or for large ranks that of rsLoRA
+    # (Kalajdzievski 2023).
+    scaling: Literal["alpha_over_rank", "alpha_over_sqrt_rank"] = "alpha_over_rank"
 
     def __post_init__(self) -> None:
         check_range(f"{_FIELD}.rank", self.rank, at_least=1)
@@ -58,9 +51,9 @@ class LoRA:
     def scale(self) -> float:
         """Returns the factor of the product A B."""
         match self.scaling:
-            case AlphaOverRank():
+            case "alpha_over_rank":
                 return self.alpha / self.rank
-            case AlphaOverSqrtRank():
+            case "alpha_over_sqrt_rank":
                 return self.alpha / self.rank**0.5
 
 
@@ -76,20 +69,12 @@ class DoRA(LoRA):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperSelection:
-    """Selects keys, values and the input of the second feed-forward layer (Liu et al. 2022)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeftSelection:
-    """Selects what peft does for BERT: also the input of the output layer of attention."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class IA3:
     """Configures IA3 (Liu et al. 2022, section 3.3): trained vectors that scale activations."""
 
-    selection: PaperSelection | PeftSelection = PaperSelection()
+    # "paper": keys, values and the input of the second feed-forward layer (Liu et al. 2022);
+    # "peft": what peft does for BERT, also the input of the output layer of attention.
+    selection: Literal["paper", "peft"] = "paper"
 
 
 @dataclass(frozen=True, kw_only=True)

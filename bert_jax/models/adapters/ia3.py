@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.adapters.config import IA3, PaperSelection, PeftSelection
+from bert_jax.models.adapters.config import IA3
 from bert_jax.models.adapters.modules import (
     Implementation,
     Leaves,
@@ -25,8 +25,8 @@ from bert_jax.models.adapters.modules import (
 from bert_jax.models.config import TransformerConfig
 
 _TARGETS = {
-    PaperSelection: ("key", "value", "feed_forward/output"),
-    PeftSelection: ("key", "value", "attention/output", "feed_forward/output"),
+    "paper": ("key", "value", "feed_forward/output"),
+    "peft": ("key", "value", "attention/output", "feed_forward/output"),
 }
 
 
@@ -38,7 +38,7 @@ def _shapes(method: IA3, modules: Modules, config: TransformerConfig) -> Shapes:
     del config
     return {
         path: {"ia3": (modules[path]["kernel"].shape[0 if _scales_input(path) else 1],)}
-        for path in select_layers(_TARGETS[type(method.selection)], modules)
+        for path in select_layers(_TARGETS[method.selection], modules)
     }
 
 

@@ -26,7 +26,7 @@ from bert_jax.models.adapters.config import (
 )
 from bert_jax.models.adapters.modules import Implementation, group_adapter, group_by_module
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import ComputeConfig, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import EncoderWithHeads
 from bert_jax.params import paths
 from bert_jax.params.functional import Network, Params
@@ -59,7 +59,7 @@ class AdaptedNetwork(Network[EncoderWithHeads]):
         self._implementation = implementation(method)
         modules = group_by_module(network.abstract())
         self._shapes = self._implementation.shapes(method, modules, config)
-        if isinstance(compute.layer_loop, Scanned):
+        if compute.layer_loop == "scanned":
             _check_equal_layers(self._shapes, modules)
 
     def abstract(self) -> Params:
@@ -177,6 +177,6 @@ def _check_equal_layers(adapter: Mapping[str, Any], modules: Mapping[str, Any]) 
     if len({frozenset(names) for names in adapted.values()}) > 1:
         raise ConfigError(
             "train.tuning.method.targets selects some layers only, but objective.compute."
-            "layer_loop Scanned needs layers that are alike; remove the number of the layer from "
-            "the targets, or set objective.compute.layer_loop to Unrolled"
+            "layer_loop 'scanned' needs layers that are alike; remove the number of the layer from "
+            "the targets, or set objective.compute.layer_loop to 'unrolled'"
         )

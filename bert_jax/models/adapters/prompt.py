@@ -25,7 +25,7 @@ from bert_jax.models.adapters.modules import (
 )
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.heads.config import FirstTokenPooling, reads_one_vector
+from bert_jax.models.heads.config import reads_one_vector
 
 
 def _prompt_shapes(method: PromptTuning, modules: Modules, config: TransformerConfig) -> Shapes:
@@ -61,7 +61,7 @@ def _install_prompt(method: PromptTuning, network: Any, adapter: Modules) -> Non
     # A head that reads the first token reads the first vector of the prompt, as in peft.
     head = network.task_head
     reads_first = head is not None and reads_one_vector(head)
-    reads_first = reads_first and network.config.sequence_pooling == FirstTokenPooling()
+    reads_first = reads_first and network.config.sequence_pooling == "first_token"
     network.encoder = PromptEncoder(network.encoder, method.length, reads_first=reads_first)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig, check_size
 from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier
-from bert_jax.models.layers.config import Activation, Gelu, GeluTanh, LearnedPositions
+from bert_jax.models.layers.config import Activation, LearnedPositions
 
 AlbertSize = Literal["base", "large", "xlarge", "xxlarge"]
 AlbertVersion = Literal["v1", "v2"]
@@ -45,7 +45,7 @@ class AlbertConfig(TransformerConfig):
     num_hidden_groups: int = 1
     inner_group_num: int = 1
     positions: LearnedPositions = LearnedPositions()
-    hidden_act: Activation = GeluTanh()
+    hidden_act: Activation = "gelu_tanh"
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
 
@@ -85,7 +85,7 @@ class AlbertConfig(TransformerConfig):
             intermediate_size=intermediate,
             positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
             # Google trained v1 with the tanh form, too; Hugging Face's files of v1 say erf.
-            hidden_act=Gelu() if version == "v1" else GeluTanh(),
+            hidden_act="gelu" if version == "v1" else "gelu_tanh",
             hidden_dropout_prob=dropout,
             attention_probs_dropout_prob=dropout,
         )

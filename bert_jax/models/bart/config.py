@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from bert_jax.models.config import check_size
-from bert_jax.models.layers.config import Gelu, check_dropout
+from bert_jax.models.layers.config import check_dropout
 from bert_jax.models.seq2seq.config import (
     DenseFeedForward,
     FeedForward,
@@ -42,7 +42,7 @@ class BartConfig(Seq2SeqTransformerConfig):
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     num_attention_heads: int = 12
-    feed_forward: FeedForward = DenseFeedForward(activation=Gelu())
+    feed_forward: FeedForward = DenseFeedForward(activation="gelu")
     max_position_embeddings: int = 1024
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1

@@ -13,7 +13,7 @@ from bert_jax.models.bart.config import POSITION_OFFSET, BartConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import EmbeddingTable, LayerNorm, embedding_lookup
-from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations, PostNorm
+from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations
 from bert_jax.models.seq2seq.network import EncoderDecoder, Stack
 
 _EPSILON = 1e-5
@@ -112,7 +112,7 @@ def _block_spec(config: BartConfig) -> BlockSpec:
         head_width=config.head_width,
         intermediate_size=config.intermediate_size,
         feed_forward=config.feed_forward,
-        placement=PostNorm(),
+        placement="post_norm",
         score_scale=config.head_width**-0.5,
         use_bias=True,
         attention_dropout=config.attention_dropout,

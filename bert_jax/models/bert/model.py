@@ -154,7 +154,7 @@ class BertEncoder(nnx.Module):
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     ("embeddings/word_embeddings/embedding", ("vocab", "embed")),
     ("embeddings/position_embeddings/embedding", (None, "embed")),
-    # In place of these tables; see `GradientDisentangledEmbeddings`.
+    # In place of these tables; see `"gradient_disentangled"`.
     ("embeddings/word_embeddings/difference", ("vocab", "embed")),
     ("embeddings/position_embeddings/difference", (None, "embed")),
     ("embeddings/token_type_embeddings/embedding", (None, "embed")),

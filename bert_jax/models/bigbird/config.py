@@ -8,11 +8,10 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    FeedForwardSpan,
     SequenceClassifier,
     SpanClassifier,
 )
-from bert_jax.models.layers.config import Activation, GeluTanh, LearnedPositions
+from bert_jax.models.layers.config import Activation, LearnedPositions
 
 BigBirdSize = Literal["base", "large"]
 
@@ -56,21 +55,21 @@ class BigBirdConfig(TransformerConfig):
 
     family: ClassVar[str] = "BigBird"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
-    sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(activation=GeluTanh())
-    span_classifier: ClassVar[SpanClassifier] = FeedForwardSpan()
+    sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(activation="gelu_tanh")
+    span_classifier: ClassVar[SpanClassifier] = "feed_forward"
 
     vocab_size: int = 50358
     positions: LearnedPositions = LearnedPositions(max_position_embeddings=4096)
-    hidden_act: Activation = GeluTanh()
+    hidden_act: Activation = "gelu_tanh"
     attention: FullAttention | BlockSparseWhenLong = BlockSparseWhenLong()
     sep_token_id: int = 66  # where the question ends, for Hugging Face's question answering
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hidden_act != GeluTanh():
+        if self.hidden_act != "gelu_tanh":
             raise ConfigError(
-                f"model.hidden_act is {self.hidden_act}; expected GeluTanh(), which BigBird uses "
-                "in its layers and in its classifier"
+                f"model.hidden_act is {self.hidden_act!r}; expected 'gelu_tanh', which BigBird "
+                "uses in its layers and in its classifier"
             )
 
     @classmethod

@@ -14,7 +14,7 @@ from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
-from bert_jax.models.layers.config import ComputeConfig, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.matmul import attention_scores
@@ -114,9 +114,7 @@ class BigBirdEncoder(BertEncoder):
 
     def __init__(self, config: BigBirdConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.pattern = config.attention
-        if isinstance(compute.layer_loop, Scanned) and isinstance(
-            config.attention, BlockSparseWhenLong
-        ):
+        if compute.layer_loop == "scanned" and isinstance(config.attention, BlockSparseWhenLong):
             raise ConfigError(
                 "every layer of BigBird has random blocks of its own, but a scan compiles one "
                 "layer for all; use layer_loop unrolled, or model.attention FullAttention()"

@@ -11,11 +11,10 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    FirstTokenDetector,
     ReplacedTokenDetector,
     SequenceClassifier,
 )
-from bert_jax.models.layers.config import Gelu, NoPositions
+from bert_jax.models.layers.config import NoPositions
 
 DebertaV3Size = Literal["xsmall", "small", "base", "large"]
 
@@ -44,12 +43,12 @@ class DebertaV2Config(TransformerConfig):
     family: ClassVar[str] = "DeBERTa"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(
-        activation=Gelu(), input_dropout=False
+        activation="gelu", input_dropout=False
     )
     multiple_choice_classifier: ClassVar[SequenceClassifier] = DenseClassifier(
-        activation=Gelu(), input_dropout=False
+        activation="gelu", input_dropout=False
     )
-    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = FirstTokenDetector()
+    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = "first_token"
     supports_fused_attention: ClassVar[bool] = False  # because of the relative positions
     missing_masked_lm_reason: ClassVar[str] = (
         "DeBERTa-v3 was pretrained to find replaced tokens, and the published files have no head "

@@ -6,9 +6,9 @@ from typing import ClassVar
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
-from bert_jax.models.layers.config import LearnedPositions, Relu
+from bert_jax.models.layers.config import LearnedPositions
 
-_CLASSIFIER = DenseClassifier(activation=Relu(), input_dropout=False)
+_CLASSIFIER = DenseClassifier(activation="relu", input_dropout=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,10 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    DenseDetector,
     ReplacedTokenDetector,
     SequenceClassifier,
 )
-from bert_jax.models.layers.config import Activation, Gelu, LearnedPositions
+from bert_jax.models.layers.config import Activation, LearnedPositions
 
 ElectraSize = Literal["small", "base", "large"]
 
@@ -45,11 +44,11 @@ class ElectraConfig(TransformerConfig):
     family: ClassVar[str] = "ELECTRA"
     # The head of the discriminator, "replaced_token", is trained by `ReplacedTokens` only.
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
-    sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(activation=Gelu())
+    sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(activation="gelu")
     multiple_choice_classifier: ClassVar[SequenceClassifier] = DenseClassifier(
-        activation=Gelu(), input_dropout=False
+        activation="gelu", input_dropout=False
     )
-    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = DenseDetector()
+    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = "dense"
 
     vocab_size: int = 30522
     embedding_size: int = 768
@@ -87,7 +86,7 @@ class ElectraConfig(TransformerConfig):
     @property
     def masked_lm_activation(self) -> Activation:
         """Returns the exact GELU, whatever `hidden_act` is, as `ElectraGeneratorPredictions`."""
-        return Gelu()
+        return "gelu"
 
 
 def generator_config(discriminator: ElectraConfig, fraction: float) -> ElectraConfig:

@@ -7,19 +7,14 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig, check_rotary_heads, check_size
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    LatePooling,
     MaskedLMTransform,
-    NoTransform,
     Pooling,
     SequenceClassifier,
 )
 from bert_jax.models.layers.config import (
     Activation,
-    Gelu,
     NoPositions,
     Norm,
-    RootMeanSquareNorm,
-    Silu,
 )
 
 EuroBertSize = Literal["210m", "610m", "2.1b"]
@@ -31,7 +26,7 @@ _SIZES: dict[EuroBertSize, tuple[int, int, int, int, int]] = {
     "610m": (26, 1152, 4096, 18, 6),
     "2.1b": (32, 2304, 6144, 18, 6),
 }
-_CLASSIFIER = DenseClassifier(activation=Gelu(), input_dropout=False)
+_CLASSIFIER = DenseClassifier(activation="gelu", input_dropout=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +43,15 @@ class EuroBertConfig(TransformerConfig):
 
     family: ClassVar[str] = "EuroBERT"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
-    masked_lm_transform: ClassVar[MaskedLMTransform] = NoTransform()
+    masked_lm_transform: ClassVar[MaskedLMTransform] = "none"
     sequence_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
     multiple_choice_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
-    norm: ClassVar[Norm] = RootMeanSquareNorm()
+    norm: ClassVar[Norm] = "rms_norm"
     num_feed_forward_kernels: ClassVar[int] = 3
 
     vocab_size: int = 128_256
     positions: NoPositions = NoPositions(max_position_embeddings=8192)
-    hidden_act: Activation = Silu()
+    hidden_act: Activation = "silu"
     type_vocab_size: int = 0
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
@@ -64,7 +59,7 @@ class EuroBertConfig(TransformerConfig):
     tie_word_embeddings: bool = False
     num_key_value_heads: int = 12
     rope_theta: float = 250_000.0
-    classifier_pooling: Pooling = LatePooling()
+    classifier_pooling: Pooling = "late"
 
     def __post_init__(self) -> None:
         super().__post_init__()

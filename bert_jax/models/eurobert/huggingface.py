@@ -11,9 +11,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
-    FirstTokenPooling,
-    LatePooling,
-    MeanPooling,
+    Pooling,
     TaskHead,
     classifier_layers,
     head_param_name,
@@ -89,7 +87,7 @@ _FIELD_NAMES: dict[str, str | None] = {
     "layer_norm_eps": "rms_norm_eps",
     "type_vocab_size": None,
 }
-_POOLINGS = {"bos": FirstTokenPooling(), "mean": MeanPooling(), "late": LatePooling()}
+_POOLINGS: dict[str, Pooling] = {"bos": "first_token", "mean": "mean", "late": "late"}
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> EuroBertConfig:

@@ -8,49 +8,28 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.layers.config import Activation, Tanh
+from bert_jax.models.layers.config import Activation
 
 SPAN_POSITION_EMBEDDING_SIZE = 200
 """Width of the position embeddings of the span boundary head (SpanBERT's release)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnTransform:
-    """Gives masked LM a dense layer and a norm of its own, which no task head uses (BERT)."""
+MaskedLMTransform = Literal["own", "shared", "none"]
+"""The layers between the encoder and the masked-LM logits.
+
+own     a dense layer and a norm, which no task head uses (BERT)
+shared  the prediction head, which the task heads use as well (ModernBERT)
+none    the head's own table alone, without a dense layer, a norm or a bias (EuroBERT)
+"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedTransform:
-    """Gives masked LM the prediction head, which the task heads use as well (ModernBERT)."""
+ReplacedTokenDetector = Literal["dense", "first_token"]
+"""The layers that a family puts on its encoder to detect replaced tokens in pretraining.
 
-
-@dataclass(frozen=True, kw_only=True)
-class NoTransform:
-    """Computes masked-LM logits from its own table alone, without a dense layer, a norm or a bias.
-
-    EuroBERT does this.
-    """
-
-
-MaskedLMTransform = OwnTransform | SharedTransform | NoTransform
-"""The layers between the encoder and the masked-LM logits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseDetector:
-    """Detects replaced tokens: dense, activation, linear to one logit (ELECTRA)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstTokenDetector:
-    """Detects replaced tokens: sum with the first token, norm, dense, activation, linear.
-
-    The layers of `LMMaskPredictionHead` in DeBERTa-v3's release.
-    """
-
-
-ReplacedTokenDetector = DenseDetector | FirstTokenDetector
-"""The layers that a family puts on its encoder to detect replaced tokens in pretraining."""
+dense        dense, activation, linear to one logit (ELECTRA)
+first_token  sum with the first token, norm, dense, activation, linear: the layers of
+             `LMMaskPredictionHead` in DeBERTa-v3's release
+"""
 
 
 LARGEST_NUM_LABELS = 2**20
@@ -136,14 +115,9 @@ class RegressionHead:
     window_encoder: WindowEncoder | None = None  # None: a text is one sequence
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sigmoid:
-    """Maps the output of a cross-encoder to a score from 0 to 1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """Uses the output of a cross-encoder as the score; a larger score is more relevant."""
+RankingActivation = Literal["sigmoid", "identity"]
+"""What maps the output of a cross-encoder to a score: from 0 to 1, or the output itself, where a
+larger score is more relevant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +128,7 @@ class RankingHead:
     """
 
     scope: ClassVar[Scope] = "sequence"
-    activation: Sigmoid | Identity = Sigmoid()
+    activation: RankingActivation = "sigmoid"
     window_encoder: WindowEncoder | None = None  # None: a pair is one sequence
 
 
@@ -207,26 +181,17 @@ class DenseClassifier:
     the first token, EuroBERT classifies what `TransformerConfig.sequence_pooling` selects.
     """
 
-    activation: Activation = Tanh()
+    activation: Activation = "tanh"
     input_dropout: bool = True  # whether dropout is applied before the dense layer
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstTokenPooling:
-    """Selects the hidden state of the first token."""
+Pooling = Literal["first_token", "mean", "late"]
+"""What the heads on a whole sequence read.
 
-
-@dataclass(frozen=True, kw_only=True)
-class MeanPooling:
-    """Selects the mean of the hidden states of all tokens that are not padding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatePooling:
-    """Selects the mean of all tokens' logits (EuroBERT); one vector is the mean of their states."""
-
-
-Pooling = FirstTokenPooling | MeanPooling | LatePooling
+first_token  the hidden state of the first token
+mean         the mean of the hidden states of all tokens that are not padding
+late         the mean of all tokens' logits (EuroBERT); one vector is the mean of their states
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,22 +216,14 @@ TokenClassifier = LinearClassifier | PredictionHeadClassifier
 """The layers that a family puts on its encoder to label every token."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinearSpan:
-    """Scores the start and the end of an answer with a linear layer on every token (BERT)."""
+SpanClassifier = Literal["linear", "feed_forward"]
+"""The layers that a family puts on its encoder to answer questions.
 
-
-@dataclass(frozen=True, kw_only=True)
-class FeedForwardSpan:
-    """Scores them after a feed-forward layer: dropout, residual, norm, linear (BigBird).
-
-    The layers of Hugging Face's `BigBirdForQuestionAnsweringHead`, without its mask of the question
-    tokens: answers are taken from the context only when predictions are decoded.
-    """
-
-
-SpanClassifier = LinearSpan | FeedForwardSpan
-"""The layers that a family puts on its encoder to answer questions."""
+linear        a linear layer on every token scores start and end of an answer (BERT)
+feed_forward  dropout, feed-forward, residual, norm, linear (BigBird): the layers of Hugging Face's
+              `BigBirdForQuestionAnsweringHead`, without its mask of the question tokens: answers
+              are taken from the context only when predictions are decoded
+"""
 
 
 class FamilyClassifiers(Protocol):
@@ -338,9 +295,9 @@ def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
 def masked_lm_parts(family: FamilyClassifiers) -> tuple[str, ...]:
     """Returns the parts that masked LM needs besides the encoder."""
     match family.masked_lm_transform:
-        case OwnTransform() | NoTransform():
+        case "own" | "none":
             return ("masked_lm",)
-        case SharedTransform():
+        case "shared":
             return ("prediction_head", "masked_lm")
 
 

@@ -13,14 +13,7 @@ from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     SPAN_POSITION_EMBEDDING_SIZE,
     DenseClassifier,
-    FeedForwardSpan,
-    FirstTokenDetector,
-    FirstTokenPooling,
-    LatePooling,
     LinearClassifier,
-    MeanPooling,
-    NoTransform,
-    OwnTransform,
     PoolerClassifier,
     Pooling,
     PredictionHeadClassifier,
@@ -30,7 +23,7 @@ from bert_jax.models.heads.config import (
     num_outputs,
 )
 from bert_jax.models.layers.attention import make_attention_mask
-from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.config import Activation, ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import (
     Linear,
@@ -71,7 +64,7 @@ class PredictionHead(nnx.Module):
             width, width, config, compute, rngs, use_bias=False, stddev=output_stddev(config)
         )
         self.norm = layer_norm(config, compute)
-        self.activation = config.masked_lm_activation
+        self.activation: Activation = config.masked_lm_activation
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
         """Maps [..., D] to [..., D]."""
@@ -81,9 +74,9 @@ class PredictionHead(nnx.Module):
 class LMHead(nnx.Module):
     """Computes masked-LM logits: dense, activation, norm, product with the token embeddings, bias.
 
-    The dense layer maps D to E, the width of the token embeddings. With `SharedTransform` the head
+    The dense layer maps D to E, the width of the token embeddings. With `"shared"` the head
     has no dense layer and no norm; its input is the output of the prediction head. With
-    `NoTransform` it has no bias either.
+    `"none"` it has no bias either.
     The encoder's table of token embeddings is an argument of the call, because a shared reference
     between modules would be untied without an error. With `tie_word_embeddings` False the head has
     its own table, `decoder`.
@@ -96,11 +89,11 @@ class LMHead(nnx.Module):
         rngs: nnx.Rngs,
     ):
         width = config.word_embedding_size
-        self.has_transform = isinstance(config.masked_lm_transform, OwnTransform)
+        self.has_transform = config.masked_lm_transform == "own"
         if self.has_transform:
             self.transform = linear(config.hidden_size, width, config, compute, rngs)
             self.norm = layer_norm(config, compute, width)
-        self.has_bias = not isinstance(config.masked_lm_transform, NoTransform)
+        self.has_bias = config.masked_lm_transform != "none"
         if self.has_bias:
             self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         if not config.tie_word_embeddings:
@@ -108,7 +101,7 @@ class LMHead(nnx.Module):
             shape = (config.vocab_size, width)
             self.decoder = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.tied = config.tie_word_embeddings
-        self.activation = config.masked_lm_activation
+        self.activation: Activation = config.masked_lm_activation
 
     def __call__(self, hidden: jax.Array, token_embeddings_VE: jax.Array) -> jax.Array:
         """Maps [..., D] and the encoder's token embeddings [V, E] to logits, float32 [..., V]."""
@@ -122,7 +115,7 @@ class LMHead(nnx.Module):
 class DenseClassifierModule(nnx.Module):
     """Classifies one vector of a sequence: dropout, dense, activation, dropout, linear.
 
-    Its config is `DenseClassifier`. With `LatePooling`, the dense layer reads all tokens. The mean
+    Its config is `DenseClassifier`. With `"late"`, the dense layer reads all tokens. The mean
     of their logits is computed as the logits of the mean, because the last layer is linear.
     """
 
@@ -135,7 +128,8 @@ class DenseClassifierModule(nnx.Module):
     ):
         self.dense = linear(config.hidden_size, config.hidden_size, config, ComputeConfig(), rngs)
         self.out_proj = head_linear(config, head, rngs)
-        self.classifier, self.pooling = classifier, config.sequence_pooling
+        self.classifier = classifier
+        self.pooling: Pooling = config.sequence_pooling
 
     def __call__(
         self,
@@ -146,7 +140,7 @@ class DenseClassifierModule(nnx.Module):
     ) -> jax.Array:
         """Maps hidden states [B, L, D] and an int32 mask [B, L] to logits, float32 [B, outputs]."""
         seeds = (None, None) if dropout_key is None else make_dropout_seeds(dropout_key, (2,))
-        is_late = isinstance(self.pooling, LatePooling)
+        is_late = self.pooling == "late"
         x = hidden_BLD if is_late else pool_tokens(hidden_BLD, attention_mask, self.pooling)
         if self.classifier.input_dropout:
             x = dropout(x, dropout_rate, seeds[0])
@@ -159,7 +153,7 @@ class DenseClassifierModule(nnx.Module):
 class FeedForwardSpanModule(nnx.Module):
     """Scores start and end of an answer: dropout, feed-forward, residual, norm, linear (BigBird).
 
-    Its config is `FeedForwardSpan`.
+    Its config is `"feed_forward"`.
     """
 
     def __init__(self, config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs):
@@ -168,7 +162,7 @@ class FeedForwardSpanModule(nnx.Module):
         self.output = linear(config.intermediate_size, width, config, compute, rngs)
         self.norm = layer_norm(config, compute)
         self.out_proj = head_linear(config, head, rngs)
-        self.activation = config.hidden_act
+        self.activation: Activation = config.hidden_act
 
     def __call__(
         self, hidden_BLD: jax.Array, dropout_rate: float, dropout_key: jax.Array | None
@@ -187,7 +181,7 @@ TaskModule = Linear | DenseClassifierModule | FeedForwardSpanModule
 
 def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> TaskModule:
     """Builds the module of a task head, without the parts that it shares with other heads."""
-    if head.scope == "span" and config.span_classifier == FeedForwardSpan():
+    if head.scope == "span" and config.span_classifier == "feed_forward":
         return FeedForwardSpanModule(config, head, rngs)
     match classifier_layers(head, config):
         case DenseClassifier() as classifier:
@@ -202,9 +196,9 @@ def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs)
 def pool_tokens(hidden_BLD: jax.Array, attention_mask: jax.Array, pooling: Pooling) -> jax.Array:
     """Returns one vector for each sequence, [B, D], from the hidden states of its tokens."""
     match pooling:
-        case FirstTokenPooling():
+        case "first_token":
             return hidden_BLD[:, 0]
-        case MeanPooling() | LatePooling():
+        case "mean" | "late":
             weights = attention_mask[:, :, None].astype(jnp.float32)
             total = jnp.sum(hidden_BLD.astype(jnp.float32) * weights, axis=1)
             return (total / jnp.maximum(jnp.sum(weights, axis=1), 1.0)).astype(hidden_BLD.dtype)
@@ -253,7 +247,7 @@ class SpanBoundaryHead(nnx.Module):
         self.linear2 = linear(width, table_width, config, compute, rngs)
         self.layer_norm2 = layer_norm(config, compute, table_width)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
-        self.activation = config.hidden_act
+        self.activation: Activation = config.hidden_act
 
     def __call__(
         self,
@@ -352,7 +346,7 @@ class WindowEncoderModule(nnx.Module):
 class ReplacedTokenHead(nnx.Module):
     """Computes whether each token was replaced: dense, activation, linear to one logit.
 
-    Has the layers of Hugging Face's `ElectraDiscriminatorPredictions`. With `FirstTokenDetector`,
+    Has the layers of Hugging Face's `ElectraDiscriminatorPredictions`. With `"first_token"`,
     the input of the dense layer is norm(first token + token), as in DeBERTa-v3's release.
     """
 
@@ -365,10 +359,10 @@ class ReplacedTokenHead(nnx.Module):
             )
         self.dense = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
         self.output = linear(config.hidden_size, 1, config, ComputeConfig(), rngs)
-        self.reads_first_token = isinstance(detector, FirstTokenDetector)
+        self.reads_first_token = detector == "first_token"
         if self.reads_first_token:
             self.norm = layer_norm(config, compute)
-        self.activation = config.hidden_act
+        self.activation: Activation = config.hidden_act
 
     def __call__(self, hidden_BLD: jax.Array, position_ids: jax.Array | None = None) -> jax.Array:
         """Maps [B, L, D] to logits, float32 [B, L]; positive means that the token was replaced.

@@ -9,7 +9,7 @@ from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers import pallas_attention
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
 from bert_jax.models.layers.linear import linear
@@ -95,7 +95,7 @@ class SelfAttention(nnx.Module):
         )
         self.num_heads = config.num_attention_heads
         self.dropout_rate = config.attention_probs_dropout_prob
-        self.fused = isinstance(compute.attention, PallasAttention)
+        self.fused = compute.attention == "pallas"
 
     def __call__(
         self,

@@ -1,7 +1,8 @@
 """Defines the choices that layers of every family share: positions, activations, computation.
 
-A choice is a type. A new kind of positions or activation is a new dataclass in the union of its
-field, with fields of its own, never a flag next to the others. Imports no jax.
+A choice with fields is a type: a new kind of positions is a new dataclass in the union of its
+field, with fields of its own, never a flag next to the others. A choice without fields is a
+`Literal`. Imports no jax.
 """
 
 import math
@@ -10,20 +11,14 @@ from typing import Literal
 
 from bert_jax.errors import ConfigError
 
+PositionInit = Literal["normal", "sinusoidal"]
+"""How a position table is initialized: with random vectors, as in BERT, or with sines and cosines.
 
-@dataclass(frozen=True, kw_only=True)
-class NormalInit:
-    """Initializes a position table with random vectors, as BERT does."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SinusoidalInit:
-    """Initializes a position table with sines and cosines (Vaswani et al. 2017, section 3.5).
-
-    The waves are scaled to the variance of BERT's random vectors. A shift by one position is then
-    the same rotation everywhere in the table, which attention learns much sooner than it learns
-    the relation of each pair of random vectors. Small models leave their first plateau earlier.
-    """
+The waves (Vaswani et al. 2017, section 3.5) are scaled to the variance of BERT's random vectors. A
+shift by one position is then the same rotation everywhere in the table, which attention learns much
+sooner than it learns the relation of each pair of random vectors. Small models leave their first
+plateau earlier.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +26,7 @@ class LearnedPositions:
     """Adds a learned vector for each absolute position 0, 1, 2, ..., as in BERT."""
 
     max_position_embeddings: int = 512
-    init: NormalInit | SinusoidalInit = NormalInit()
+    init: PositionInit = "normal"
 
     @property
     def max_length(self) -> int:
@@ -49,7 +44,7 @@ class PaddingOffsetPositions:
 
     max_position_embeddings: int = 514
     pad_token_id: int = 1
-    init: NormalInit | SinusoidalInit = NormalInit()
+    init: PositionInit = "normal"
 
     def __post_init__(self) -> None:
         if self.pad_token_id < 0:
@@ -94,32 +89,9 @@ class AlibiPositions(NoPositions):
 Positions = LearnedPositions | PaddingOffsetPositions | NoPositions | AlibiPositions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gelu:
-    """Selects the exact GELU, computed with erf; Hugging Face's name is "gelu"."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeluTanh:
-    """Selects the tanh approximation of GELU; Hugging Face's name is "gelu_new"."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relu:
-    """Selects max(x, 0)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silu:
-    """Selects x times the sigmoid of x; Hugging Face's name is "silu"."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tanh:
-    """Selects the hyperbolic tangent."""
-
-
-Activation = Gelu | GeluTanh | Relu | Silu | Tanh
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+"""An activation function: "gelu" is the exact GELU with erf; "gelu_tanh" its tanh approximation,
+which Hugging Face calls "gelu_new"; "silu" is x times the sigmoid of x."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,76 +117,36 @@ GlobalTokens = GlobalFirstToken | GlobalBeforeSeparator | GlobalAfterSeparator
 """The tokens of a sequence that attend to all tokens, and to which all attend (Longformer)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerNormWithBias:
-    """Selects LayerNorm with a scale and a bias for each feature, as in BERT."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerNormWithoutBias:
-    """Selects LayerNorm with a scale only, as in ModernBERT."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RootMeanSquareNorm:
-    """Selects division by the root mean square and a scale, as in EuroBERT."""
-
-
-Norm = LayerNormWithBias | LayerNormWithoutBias | RootMeanSquareNorm
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unrolled:
-    """Runs the layers in a Python loop: slower to compile, faster and with less memory to run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scanned:
-    """Runs the layers in one `lax.scan` over stacked parameters: compiles a single layer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoRemat:
-    """Saves every activation for the backward pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullRemat:
-    """Saves only the input of each layer and recomputes the layer in the backward pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveDots:
-    """Saves the results of matrix products and recomputes everything else."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class XlaAttention:
-    """Computes scores, softmax and context as separate operations, which XLA fuses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PallasAttention:
-    """Saves no array of size L x L for the backward pass; one fused kernel on TPUs.
-
-    Attention is `XlaAttention` where the kernel does not apply: with a causal mask, with a bias, in
-    a window of tokens, when attention weights are returned, and for lengths above 512 or not a
-    multiple of 128.
-    """
+Norm = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
+"""LayerNorm with scale and bias (BERT), with a scale only (ModernBERT), or division by the root
+mean square and a scale (EuroBERT)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
     """Selects how a model is computed, which changes speed and memory but not the result.
 
-    Parameters are always float32. `dtype` is the dtype of activations and matrix products; softmax,
-    norms and losses stay in float32.
+    Parameters are always float32.
+
+    Attributes:
+      dtype: the dtype of activations and matrix products; softmax, norms and losses stay in
+        float32.
+      layer_loop: "unrolled" runs the layers in a Python loop, which compiles slower, but runs
+        faster and with less memory; "scanned" runs them in one `lax.scan` over stacked
+        parameters, which compiles a single layer.
+      remat: what the backward pass computes again: nothing with "none"; with "full" everything but
+        the input of each layer; with "save_dots" everything but the results of matrix products.
+      attention: "xla" computes scores, softmax and context as separate operations, which XLA fuses.
+        "pallas" saves no array of size L x L for the backward pass and is one fused kernel on TPUs.
+        It is computed as "xla" where the kernel does not apply: with a causal mask, with a bias, in
+        a window of tokens, when attention weights are returned, and for lengths above 512 or not a
+        multiple of 128.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    layer_loop: Unrolled | Scanned = Unrolled()
-    remat: NoRemat | FullRemat | SaveDots = NoRemat()
-    attention: XlaAttention | PallasAttention = XlaAttention()
+    layer_loop: Literal["unrolled", "scanned"] = "unrolled"
+    remat: Literal["none", "full", "save_dots"] = "none"
+    attention: Literal["xla", "pallas"] = "xla"
 
 
 def check_dropout(field: str, rate: float) -> None:

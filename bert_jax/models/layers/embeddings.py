@@ -14,9 +14,8 @@ from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.config import (
     ComputeConfig,
     NoPositions,
-    NormalInit,
     PaddingOffsetPositions,
-    SinusoidalInit,
+    PositionInit,
 )
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import embedding, embedding_lookup, initializer, layer_norm
@@ -123,11 +122,11 @@ def padding_offset_positions(
     return jnp.where(is_real, position_ids + positions.offset, positions.pad_token_id)
 
 
-def _position_init(init: NormalInit | SinusoidalInit, config: TransformerConfig) -> nnx.Initializer:
+def _position_init(init: PositionInit, config: TransformerConfig) -> nnx.Initializer:
     match init:
-        case NormalInit():
+        case "normal":
             return initializer(config)
-        case SinusoidalInit():
+        case "sinusoidal":
             return _sinusoidal_init(config.initializer_range)
 
 

@@ -1,7 +1,7 @@
 """Runs a stack of layers of different structure; a scan runs equal groups of layers (ModernBERT).
 
 The first layer of ModernBERT has no norm before attention, and two layers with local attention
-follow each one with global attention. With `Scanned`, the first layer is compiled by itself, and
+follow each one with global attention. With `"scanned"`, the first layer is compiled by itself, and
 the others as one loop over groups of three.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.models.layers.config import ComputeConfig, Scanned, Unrolled
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.transformer import (
     LayerResult,
     LayersOutput,
@@ -41,10 +41,10 @@ def apply_layer_groups(
       dropout_seeds: uint32 [N, sites, 2], or None to apply no dropout.
     """
     start, period, repeats = (len(blocks), 0, 0)
-    if isinstance(compute.layer_loop, Scanned):
+    if compute.layer_loop == "scanned":
         start, period, repeats = repeating_span([block.kind for block in blocks])
     end = start + period * repeats
-    unrolled = dataclasses.replace(compute, layer_loop=Unrolled())
+    unrolled = dataclasses.replace(compute, layer_loop="unrolled")
     states: list[jax.Array] = []
     weights: list[jax.Array] = []
 

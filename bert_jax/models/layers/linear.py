@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.batch import BATCH_AXES
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import ComputeConfig, LayerNormWithBias, RootMeanSquareNorm
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.matmul import dense
 
 
@@ -154,13 +154,13 @@ def layer_norm(
 ) -> LayerNorm:
     """Builds the norm of a config, over D features or another number of them."""
     width = num_features or config.hidden_size
-    if isinstance(config.norm, RootMeanSquareNorm):
+    if config.norm == "rms_norm":
         return RmsNorm(width, config.layer_norm_eps, compute.dtype)
     return LayerNorm(
         width,
         config.layer_norm_eps,
         compute.dtype,
-        use_bias=isinstance(config.norm, LayerNormWithBias),
+        use_bias=config.norm == "layer_norm",
     )
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention, make_attention_mask
-from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.config import Activation, ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.layer_groups import apply_layer_groups
@@ -125,7 +125,7 @@ class GatedFeedForward(nnx.Module):
         self.output = linear(
             F, D, config, compute, rngs, use_bias=False, stddev=output_stddev(config)
         )
-        self.activation = config.hidden_act
+        self.activation: Activation = config.hidden_act
         self.dropout_rate = dropout_rate
 
     def __call__(self, x_BLD: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:

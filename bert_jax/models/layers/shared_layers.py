@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from bert_jax.models.layers.attention import AttentionMask
-from bert_jax.models.layers.config import ComputeConfig, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.transformer import (
     LayerResult,
     LayersOutput,
@@ -35,7 +35,7 @@ def apply_shared_layers(
 ) -> LayersOutput:
     """Runs groups of blocks, each group several times in a row with the same parameters.
 
-    Every application of a block counts as a layer and has its own dropout. `Scanned` compiles one
+    Every application of a block counts as a layer and has its own dropout. `"scanned"` compiles one
     application of each group.
 
     Args:
@@ -47,7 +47,7 @@ def apply_shared_layers(
     Returns:
       What `apply_layers` returns.
     """
-    if not isinstance(compute.layer_loop, Scanned):
+    if compute.layer_loop != "scanned":
         repeated = zip(groups, applications, strict=True)
         return apply_layers(
             [block for group, count in repeated for _ in range(count) for block in group],

@@ -18,15 +18,6 @@ from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import (
     Activation,
     ComputeConfig,
-    FullRemat,
-    Gelu,
-    GeluTanh,
-    NoRemat,
-    Relu,
-    SaveDots,
-    Scanned,
-    Silu,
-    Tanh,
 )
 from bert_jax.models.layers.dropout import dropout
 from bert_jax.models.layers.linear import layer_norm, linear
@@ -49,15 +40,15 @@ def gelu(x: jax.Array) -> jax.Array:
 def activate(x: jax.Array, activation: Activation) -> jax.Array:
     """Applies an activation function elementwise."""
     match activation:
-        case Gelu():
+        case "gelu":
             return gelu(x)
-        case GeluTanh():
+        case "gelu_tanh":
             return jax.nn.gelu(x, approximate=True)
-        case Relu():
+        case "relu":
             return jax.nn.relu(x)
-        case Silu():
+        case "silu":
             return jax.nn.silu(x)
-        case Tanh():
+        case "tanh":
             return jnp.tanh(x)
 
 
@@ -69,7 +60,7 @@ class FeedForward(nnx.Module):
             config.hidden_size, config.intermediate_size, config, compute, rngs
         )
         self.output = linear(config.intermediate_size, config.hidden_size, config, compute, rngs)
-        self.activation = config.hidden_act
+        self.activation: Activation = config.hidden_act
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Maps [B, L, D] to [B, L, D]."""
@@ -141,7 +132,7 @@ def apply_layers(
     output_hidden_states: bool,
     output_attentions: bool,
 ) -> LayersOutput:
-    """Runs the blocks one after another; with `Scanned` they must be alike but for parameters.
+    """Runs the blocks one after another; with `"scanned"` they must be alike but for parameters.
 
     Args:
       blocks: the N layers, each a `PostNormBlock` or a class with the same interface.
@@ -155,10 +146,10 @@ def apply_layers(
 
     run_block = block_runner(attention_inputs, output_hidden_states, output_attentions)
     seeds = [None] * len(blocks) if dropout_seeds is None else dropout_seeds
-    if isinstance(compute.layer_loop, Scanned):
+    if compute.layer_loop == "scanned":
         x_BLD, (states, weights) = _scan(run_block, blocks, compute, x_BLD, dropout_seeds)
         return x_BLD, unstack(states), unstack(weights)
-    if not isinstance(compute.remat, NoRemat):
+    if compute.remat != "none":
         run_block = _rematerialized_block(run_block, compute)
     states, weights = [], []
     for index, block in enumerate(blocks):
@@ -229,11 +220,11 @@ def rematerialized(
 ) -> Callable[..., Any]:
     """Wraps a layer so that the backward pass recomputes what `compute.remat` does not save."""
     match compute.remat:
-        case NoRemat():
+        case "none":
             return layer
-        case FullRemat():
+        case "full":
             return jax.checkpoint(layer, prevent_cse=prevent_cse)
-        case SaveDots():
+        case "save_dots":
             policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
             return jax.checkpoint(layer, prevent_cse=prevent_cse, policy=policy)
 

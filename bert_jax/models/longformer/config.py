@@ -12,7 +12,6 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import (
     Activation,
-    Gelu,
     GlobalAfterSeparator,
     GlobalBeforeSeparator,
     GlobalFirstToken,
@@ -107,7 +106,7 @@ class LongformerConfig(TransformerConfig):
     @property
     def masked_lm_activation(self) -> Activation:
         """Returns the exact GELU whatever `hidden_act` is, as in RoBERTa's masked-LM head."""
-        return Gelu()
+        return "gelu"
 
     @property
     def global_token_limit(self) -> int:

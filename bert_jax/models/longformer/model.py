@@ -9,7 +9,7 @@ from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
 from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.config import ComputeConfig, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.transformer import PostNormBlock
 from bert_jax.models.longformer.attention import WindowAndGlobalAttention, make_global_mask
 from bert_jax.models.longformer.config import LongformerConfig
@@ -19,7 +19,7 @@ class LongformerEncoder(BertEncoder):
     """Encodes token ids (Beltagy et al. 2020); pooler and heads are not part of it."""
 
     def __init__(self, config: LongformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        if isinstance(compute.layer_loop, Scanned) and len(set(config.attention_window)) > 1:
+        if compute.layer_loop == "scanned" and len(set(config.attention_window)) > 1:
             raise ConfigError(
                 f"model.attention_window is {list(config.attention_window)}, but a scan compiles "
                 "one layer for all; use the same window in all layers, or layer_loop unrolled"

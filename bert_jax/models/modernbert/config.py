@@ -7,17 +7,13 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig, check_rotary_heads
 from bert_jax.models.heads.config import (
     MaskedLMTransform,
-    MeanPooling,
     Pooling,
     PredictionHeadClassifier,
     SequenceClassifier,
-    SharedTransform,
     TokenClassifier,
 )
 from bert_jax.models.layers.config import (
     Activation,
-    Gelu,
-    LayerNormWithoutBias,
     NoPositions,
     Norm,
     check_dropout,
@@ -69,11 +65,11 @@ class ModernBertConfig(TransformerConfig):
 
     family: ClassVar[str] = "ModernBERT"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("prediction_head", "masked_lm")
-    masked_lm_transform: ClassVar[MaskedLMTransform] = SharedTransform()
+    masked_lm_transform: ClassVar[MaskedLMTransform] = "shared"
     sequence_classifier: ClassVar[SequenceClassifier] = PredictionHeadClassifier()
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PredictionHeadClassifier()
     token_classifier: ClassVar[TokenClassifier] = PredictionHeadClassifier()
-    norm: ClassVar[Norm] = LayerNormWithoutBias()
+    norm: ClassVar[Norm] = "layer_norm_without_bias"
     num_feed_forward_kernels: ClassVar[int] = 3
 
     vocab_size: int = 50368
@@ -93,7 +89,7 @@ class ModernBertConfig(TransformerConfig):
     local_attention: int = 128
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
-    classifier_pooling: Pooling = MeanPooling()
+    classifier_pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +138,7 @@ class ModernBertConfig(TransformerConfig):
     @property
     def masked_lm_activation(self) -> Activation:
         """Returns the activation of the prediction head (`classifier_activation` in files)."""
-        return Gelu()
+        return "gelu"
 
     @property
     def sequence_pooling(self) -> Pooling:

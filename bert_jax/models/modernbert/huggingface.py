@@ -9,8 +9,7 @@ from typing import Any
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
-    FirstTokenPooling,
-    MeanPooling,
+    Pooling,
     TaskHead,
     head_param_name,
 )
@@ -86,7 +85,7 @@ _FIELD_NAMES: dict[str, str | None] = {
     "layer_norm_eps": "norm_eps",
     "type_vocab_size": None,
 }
-_POOLINGS = {"cls": FirstTokenPooling(), "mean": MeanPooling()}
+_POOLINGS: dict[str, Pooling] = {"cls": "first_token", "mean": "mean"}
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> ModernBertConfig:

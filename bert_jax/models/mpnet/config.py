@@ -6,7 +6,7 @@ from typing import ClassVar
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
-from bert_jax.models.layers.config import Activation, Gelu, PaddingOffsetPositions
+from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 
 PAD_TOKEN_ID = 1
 """The padding id from which positions are counted; a constant in Hugging Face's MPNet."""
@@ -41,4 +41,4 @@ class MPNetConfig(TransformerConfig):
     @property
     def masked_lm_activation(self) -> Activation:
         """Returns the exact GELU, whatever `hidden_act` is, as Hugging Face's `MPNetLMHead`."""
-        return Gelu()
+        return "gelu"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
-from bert_jax.models.layers.config import Activation, Gelu, PaddingOffsetPositions
+from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 
 RobertaSize = Literal["distil", "base", "large"]
 RobertaModelType = Literal["roberta", "xlm-roberta", "camembert"]
@@ -61,4 +61,4 @@ class RobertaConfig(TransformerConfig):
     @property
     def masked_lm_activation(self) -> Activation:
         """Returns the exact GELU, whatever `hidden_act` is, as Hugging Face's `RobertaLMHead`."""
-        return Gelu()
+        return "gelu"

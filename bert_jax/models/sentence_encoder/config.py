@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.layers.config import Activation, Tanh
+from bert_jax.models.layers.config import Activation
 
 SENTENCE_HEAD = "sentence_head"
 """The name of pooling and what follows it in the parameters."""
@@ -40,7 +40,7 @@ class Dense:
     in_features: int
     out_features: int
     bias: bool = True
-    activation: Activation | None = Tanh()
+    activation: Activation | None = "tanh"
 
     def __post_init__(self) -> None:
         name = "sentence_encoder.modules: Dense"

@@ -8,7 +8,7 @@ those of earlier tokens in a cache.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,6 @@ from bert_jax.models.layers.linear import Linear
 from bert_jax.models.layers.matmul import attention_context, attention_scores
 from bert_jax.models.layers.transformer import activate
 from bert_jax.models.seq2seq.config import FeedForward, GatedFeedForward
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreNorm:
-    """Selects x + sublayer(norm(x)), as in T5."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PostNorm:
-    """Selects norm(x + sublayer(x)), as in BART."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +55,9 @@ class BlockSpec:
     head_width: int
     intermediate_size: int
     feed_forward: FeedForward
-    placement: PreNorm | PostNorm
+    placement: Literal[
+        "pre_norm", "post_norm"
+    ]  # x + f(norm(x)) as in T5, norm(x + f(x)) as in BART
     score_scale: float
     use_bias: bool
     attention_dropout: float
@@ -317,7 +309,7 @@ class Block(nnx.Module):
     ) -> jax.Array:
         """Adds the output of a sublayer to its input, with the norm before or after it."""
         match self.spec.placement:
-            case PreNorm():
+            case "pre_norm":
                 return x + dropout(sublayer(norm(x)), self.spec.dropout, seed)
-            case PostNorm():
+            case "post_norm":
                 return norm(x + dropout(sublayer(x), self.spec.dropout, seed))

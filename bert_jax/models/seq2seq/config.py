@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import check_size, check_token_id
-from bert_jax.models.layers.config import Activation, Relu, check_dropout
+from bert_jax.models.layers.config import Activation, check_dropout
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeedForward:
     """Selects the feed-forward layer of two kernels: output(activation(intermediate(x)))."""
 
-    activation: Activation = Relu()
+    activation: Activation = "relu"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from bert_jax.models.config import check_size
-from bert_jax.models.layers.config import GeluTanh
 from bert_jax.models.seq2seq.config import (
     DenseFeedForward,
     FeedForward,
@@ -116,7 +115,7 @@ class T5Config(Seq2SeqTransformerConfig):
             num_encoder_layers=layers,
             num_decoder_layers=layers,
             num_attention_heads=heads,
-            feed_forward=GatedFeedForward(activation=GeluTanh()),
+            feed_forward=GatedFeedForward(activation="gelu_tanh"),
             dropout_rate=dropout_rate,
             tie_word_embeddings=False,
             scale_decoder_outputs=False,

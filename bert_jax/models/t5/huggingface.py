@@ -4,7 +4,7 @@ from typing import Any
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.huggingface import ACTIVATIONS, ReadField, SupportedValues
-from bert_jax.models.layers.config import Activation, Gelu, GeluTanh
+from bert_jax.models.layers.config import Activation
 from bert_jax.models.seq2seq.config import DenseFeedForward, FeedForward, GatedFeedForward
 from bert_jax.models.seq2seq.huggingface import (
     Seq2SeqFormat,
@@ -105,7 +105,7 @@ def _read_feed_forward(value: str) -> FeedForward:
     if not value.startswith(_GATED):
         return DenseFeedForward(activation=ACTIVATIONS[name])
     # "gated-gelu" is the tanh form in T5, which Hugging Face otherwise calls "gelu_new".
-    activation = GeluTanh() if name == "gelu" else ACTIVATIONS[name]
+    activation = "gelu_tanh" if name == "gelu" else ACTIVATIONS[name]
     return GatedFeedForward(activation=activation)
 
 
@@ -114,12 +114,12 @@ def _feed_forward_name(feed_forward: FeedForward) -> str:
     name = next(name for name, kind in ACTIVATIONS.items() if kind == activation)
     if isinstance(feed_forward, DenseFeedForward):
         return name
-    if activation == Gelu():
+    if activation == "gelu":
         raise ConfigError(
             "model.feed_forward is a gated layer with the exact GELU, which Hugging Face's T5 does "
-            "not have; its 'gated-gelu' is the tanh form (GeluTanh)"
+            "not have; its 'gated-gelu' is the tanh form ('gelu_tanh')"
         )
-    return f"{_GATED}gelu" if activation == GeluTanh() else f"{_GATED}{name}"
+    return f"{_GATED}gelu" if activation == "gelu_tanh" else f"{_GATED}{name}"
 
 
 # Whether the head is tied is read from the weights: transformers 5 reads `tie_word_embeddings:

@@ -12,7 +12,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import RmsNorm
 from bert_jax.models.layers.relative_bias import RelativePositionBias
-from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations, PreNorm
+from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations
 from bert_jax.models.seq2seq.network import EncoderDecoder, Stack
 from bert_jax.models.t5.config import T5Config
 
@@ -114,7 +114,7 @@ def _block_spec(config: T5Config) -> BlockSpec:
         head_width=config.d_kv,
         intermediate_size=config.intermediate_size,
         feed_forward=config.feed_forward,
-        placement=PreNorm(),
+        placement="pre_norm",
         score_scale=1.0,
         use_bias=False,
         attention_dropout=config.dropout_rate,

@@ -10,11 +10,9 @@ from collections.abc import Iterable
 import optax
 
 from bert_jax.config.tuning import (
-    AllBiases,
     BitFit,
     FullTuning,
     LayerNormTuning,
-    QueryAndIntermediateBiases,
     TuningConfig,
     TuningMethod,
 )
@@ -47,9 +45,9 @@ def trained_encoder_patterns(method: TuningMethod) -> tuple[str, ...]:
     match method:
         case FullTuning():
             return ("encoder/**",)
-        case BitFit(biases=AllBiases()):
+        case BitFit(biases="all"):
             return _BIASES
-        case BitFit(biases=QueryAndIntermediateBiases()):
+        case BitFit(biases="query_and_intermediate"):
             return _SUBSET
         case LayerNormTuning() | HoulsbyAdapter():
             return _NORMS

@@ -17,7 +17,6 @@ from bert_jax.config.objectives import (
     Seq2Seq,
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
-from bert_jax.config.tuning import CachedFeatures
 from bert_jax.errors import ConfigError
 from bert_jax.train.workloads.base import Workload
 
@@ -31,12 +30,12 @@ def make_workload(experiment: Experiment) -> Workload:
         with the features of `train.tuning`.
     """
     data, objective = experiment.data, experiment.objective
-    caches_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+    caches_features = experiment.train.tuning.features == "cached"
     if caches_features and not isinstance(data, FineTuningData):
         raise ConfigError(
-            "train.tuning.features is CachedFeatures, which needs the data of one labeled task, "
+            "train.tuning.features is 'cached', which needs the data of one labeled task, "
             f"but data is {type(data).__name__}; expected FineTuningData, or set "
-            "train.tuning.features to ComputedFeatures"
+            "train.tuning.features to 'computed'"
         )
     match data, objective:
         case (

@@ -192,7 +192,7 @@ def _prepare_folder(
         raise UserError(
             f"{partial_folder.parent} has {disk.free / 1e6:,.1f} MB free, but the cached encoder "
             f"features need {needed_bytes / 1e6:,.1f} MB; choose a run folder on a larger disk, "
-            "shorter sequences, or ComputedFeatures as train.tuning.features"
+            "shorter sequences, or 'computed' as train.tuning.features"
         )
     num_sequences = sum(map(len, splits.values()))
     logger.info(

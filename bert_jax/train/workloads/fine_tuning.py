@@ -17,7 +17,7 @@ from bert_jax.config.distillation import SoftLabels
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import FineTuning
 from bert_jax.config.train import LabeledEval
-from bert_jax.config.tuning import CachedFeatures, TuningConfig
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems, copy_items
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.features import Features
@@ -27,7 +27,6 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import atomic_write, write_json
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
-    LatePooling,
     TaskHead,
     WindowEncoder,
     reads_one_vector,
@@ -105,7 +104,7 @@ class FineTuningWorkload(Workload):
     ) -> None:
         """Computes and caches the encoder features of all splits, if the tuning asks for it."""
         train = self._experiment.train
-        if not isinstance(train.tuning.features, CachedFeatures):
+        if train.tuning.features != "cached":
             return
         assert isinstance(objective, FineTuningObjective)
         lengths = sorted({phase.seq_length for phase in train.phases})
@@ -296,24 +295,24 @@ def _check_task(
 
 def _check_tuning(data: FineTuningData, objective: FineTuning, tuning: TuningConfig) -> None:
     """Raises a ConfigError if prompt, soft labels or pooling cannot be combined with the tuning."""
-    cached = tuning.features == CachedFeatures()
+    cached = tuning.features == "cached"
     if data.prompt and (tuning.num_virtual_tokens or cached):
         raise ConfigError(
             f"data.prompt is set, and train.tuning has the method {tuning.method} and the "
             f"features {tuning.features}; expected no virtual tokens, which would move the "
-            "mask, and ComputedFeatures, because the cached ones do not belong to the mask"
+            "mask, and 'computed', because the cached ones do not belong to the mask"
         )
     if isinstance(objective.distillation, SoftLabels) and cached:
         raise ConfigError(
-            "train.tuning.features is CachedFeatures and objective.distillation is SoftLabels; "
-            "expected ComputedFeatures"
+            "train.tuning.features is 'cached' and objective.distillation is SoftLabels; "
+            "expected 'computed'"
         )
     pooling = objective.model.sequence_pooling
-    if cached and isinstance(pooling, LatePooling) and reads_one_vector(objective.head):
+    if cached and pooling == "late" and reads_one_vector(objective.head):
         raise ConfigError(
-            "train.tuning.features is CachedFeatures, but objective.model.classifier_pooling is "
-            "LatePooling, which pools after a trained layer; set classifier_pooling to "
-            "MeanPooling, or features to ComputedFeatures"
+            "train.tuning.features is 'cached', but objective.model.classifier_pooling is "
+            "'late', which pools after a trained layer; set classifier_pooling to "
+            "'mean', or features to 'computed'"
         )
 
 

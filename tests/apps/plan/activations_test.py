@@ -26,7 +26,6 @@ from bert_jax.apps.plan.placeholder_corpus import planned_experiment
 from bert_jax.config.data import FineTuningData, PretrainingData
 from bert_jax.config.distillation import (
     TEACHER_PARAMS,
-    MaskedTokens,
     PretrainingDistillation,
     Teacher,
 )
@@ -42,11 +41,6 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.heads.config import RegressionHead
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    FullRemat,
-    NoRemat,
-    PallasAttention,
-    Scanned,
-    Unrolled,
 )
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel.tpu_slices import find_slice
@@ -95,13 +89,13 @@ def estimated(config: Experiment, saved: SavedBytes) -> int:
 # Layers of BERT-base; batch size, length, and predictions per device; and the peak of HBM in bytes
 # without the state, which is updated in place. libtpu 0.0.42.1, jax 0.10.2, v5e:4x4, 2026-11-21.
 TPU_PEAKS = [
-    (2, 16, 512, 77, NoRemat(), Unrolled(), "bfloat16", 1_607_987_712 - 470_732_504),
-    (4, 16, 512, 77, NoRemat(), Unrolled(), "bfloat16", 2_637_668_864 - 640_841_432),
-    (4, 64, 128, 20, NoRemat(), Unrolled(), "bfloat16", 1_632_361_984 - 640_841_432),
-    (4, 16, 512, 77, FullRemat(), Unrolled(), "bfloat16", 1_339_278_848 - 640_841_432),
-    (4, 16, 512, 77, NoRemat(), Scanned(), "bfloat16", 4_978_775_552 - 640_841_432),
-    (4, 16, 512, 77, FullRemat(), Scanned(), "bfloat16", 1_462_117_376 - 640_841_432),
-    (4, 16, 512, 77, NoRemat(), Unrolled(), "float32", 2_648_158_208 - 640_841_432),
+    (2, 16, 512, 77, "none", "unrolled", "bfloat16", 1_607_987_712 - 470_732_504),
+    (4, 16, 512, 77, "none", "unrolled", "bfloat16", 2_637_668_864 - 640_841_432),
+    (4, 64, 128, 20, "none", "unrolled", "bfloat16", 1_632_361_984 - 640_841_432),
+    (4, 16, 512, 77, "full", "unrolled", "bfloat16", 1_339_278_848 - 640_841_432),
+    (4, 16, 512, 77, "none", "scanned", "bfloat16", 4_978_775_552 - 640_841_432),
+    (4, 16, 512, 77, "full", "scanned", "bfloat16", 1_462_117_376 - 640_841_432),
+    (4, 16, 512, 77, "none", "unrolled", "float32", 2_648_158_208 - 640_841_432),
 ]
 
 
@@ -131,7 +125,7 @@ PEAKS = {
 
 # Of each generation of attention kernels and each layout one.
 FAST_PEAKS = (("v4-32", "base"), ("tpu7x-32", "base"), ("v5e-16", "base"), ("v6e-16", "large"))
-SCANNED = 'objective.compute.layer_loop={"type": "Scanned"}'
+SCANNED = 'objective.compute.layer_loop="scanned"'
 LONG = ("model=longformer", "parallelism=fsdp", "batch_size=32")
 # Peaks of a device of v5e-16 in GiB; docs/tpu.md has the table.
 FAMILY_PEAKS = [
@@ -268,7 +262,7 @@ def test_distillation_counts_the_logits_of_the_teacher():
     config = distillation("base", 16, 512, 82, dtype="bfloat16")
     objective = objective_of(config)
     assert objective.distillation is not None
-    at_masks = dataclasses.replace(objective.distillation, soft_targets=MaskedTokens())
+    at_masks = dataclasses.replace(objective.distillation, soft_targets="masked_tokens")
     fewer = dataclasses.replace(objective, distillation=at_masks)
     difference = estimated(config, TPU) - estimated(
         dataclasses.replace(config, objective=fewer), TPU
@@ -316,7 +310,7 @@ def test_layer_bytes_by_hand():
 
 def test_fused_attention_saves_no_scores():
     plain = experiment("base", 16, 512, 77, dtype="bfloat16")
-    fused = experiment("base", 16, 512, 77, dtype="bfloat16", attention=PallasAttention())
+    fused = experiment("base", 16, 512, 77, dtype="bfloat16", attention="pallas")
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
     scores = (16 * 12 * 512 * 512,) * 12
     assert num_attention_scores(objective_of(plain), microbatch) == scores
@@ -381,7 +375,7 @@ def test_virtual_tokens_within_20_percent_of_xla_on_cpu(method):
 
 def test_virtual_tokens_by_hand():
     """A prompt makes sequences longer; a prefix makes keys, values and scores, per layer."""
-    compute = {"dtype": "bfloat16", "attention": PallasAttention()}
+    compute = {"dtype": "bfloat16", "attention": "pallas"}
     full, prompt, shorter, prefix = (
         estimated(fine_tuning(method, "base", 16, length, **compute), TPU)
         for method, length in (

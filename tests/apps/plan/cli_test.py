@@ -192,7 +192,7 @@ def test_multi_task_plan(labeled_recipe, capsys):
 
 def test_cached_features_have_no_model_flops_per_step(labeled_recipe, capsys):
     frozen = [
-        'train.tuning={"frozen": ["encoder/**"], "features": {"type": "CachedFeatures"}}',
+        'train.tuning={"frozen": ["encoder/**"], "features": "cached"}',
     ]
     assert main(["plan", *labeled_recipe, "--set", *frozen, "--slice", "v5e-4", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["slices"]

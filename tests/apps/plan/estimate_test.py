@@ -259,7 +259,7 @@ def test_link_axes():
 
 
 def test_remat_adds_a_forward_pass_to_compute_time():
-    recomputed = override(experiment(), ['objective.compute.remat={"type": "FullRemat"}'])
+    recomputed = override(experiment(), ['objective.compute.remat="full"'])
     tpu_slice = find_slice("v5e-16")
     before, after = make_plan(experiment(), tpu_slice), make_plan(recomputed, tpu_slice)
     assert after.phases[1].step.compute == pytest.approx(4 / 3 * before.phases[1].step.compute)

@@ -29,7 +29,7 @@ from bert_jax.models.heads.config import (
     TaskHead,
     TokenClassificationHead,
 )
-from bert_jax.models.layers.config import GeluTanh, PaddingOffsetPositions, Relu, Silu
+from bert_jax.models.layers.config import PaddingOffsetPositions
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.roberta.config import RobertaConfig
@@ -68,13 +68,13 @@ HEADS: dict[str, TaskHead | None] = {
     "choices": MultipleChoiceHead(),
 }
 FAMILIES: dict[str, EncoderConfig] = {
-    "roberta": RobertaConfig(**SIZES, positions=POSITIONS, hidden_act=GeluTanh()),
+    "roberta": RobertaConfig(**SIZES, positions=POSITIONS, hidden_act="gelu_tanh"),
     "electra": ElectraConfig(**SIZES, embedding_size=8),
-    "distilbert": DistilBertConfig(**SIZES, hidden_act=Relu()),
+    "distilbert": DistilBertConfig(**SIZES, hidden_act="relu"),
     "albert": AlbertConfig(
         **{**SIZES, "num_hidden_layers": 3}, embedding_size=8, num_hidden_groups=2
     ),
-    "mpnet": MPNetConfig(**SIZES, positions=POSITIONS, hidden_act=Silu()),
+    "mpnet": MPNetConfig(**SIZES, positions=POSITIONS, hidden_act="silu"),
     "modernbert": ModernBertConfig(**SIZES, local_attention=4),
 }
 SLOW_FAMILIES = ("electra", "distilbert", "albert", "mpnet")

@@ -15,16 +15,14 @@ from flax import nnx
 from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.apps.testing.models import small_config
 from bert_jax.config.objectives import FineTuning
-from bert_jax.config.tuning import BitFit, LayerNormTuning, QueryAndIntermediateBiases, TuningConfig
+from bert_jax.config.tuning import BitFit, LayerNormTuning, TuningConfig
 from bert_jax.errors import ConfigError
 from bert_jax.models.adapters import lora
 from bert_jax.models.adapters.config import (
     IA3,
-    AlphaOverSqrtRank,
     DoRA,
     HoulsbyAdapter,
     LoRA,
-    PeftSelection,
     PfeifferAdapter,
     PrefixEncoder,
     PrefixTuning,
@@ -53,7 +51,7 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
     WindowEncoder,
 )
-from bert_jax.models.layers.config import ComputeConfig, FullRemat, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import build_network
@@ -131,18 +129,18 @@ def loss(objective: FineTuningObjective, params: Any, batch: Any) -> float:
         *(
             pytest.param(*values, marks=pytest.mark.slow)
             for values in (
-                ("albert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
-                ("modernbert", IA3(selection=PeftSelection()), PLAIN),
-                ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
-                ("bert", LoRA(), ComputeConfig(remat=FullRemat(), dtype="bfloat16")),
-                ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),
+                ("albert", DoRA(targets=("query",)), ComputeConfig(layer_loop="scanned")),
+                ("modernbert", IA3(selection="peft"), PLAIN),
+                ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop="scanned")),
+                ("bert", LoRA(), ComputeConfig(remat="full", dtype="bfloat16")),
+                ("albert", LoRA(), ComputeConfig(layer_loop="scanned")),
                 ("deberta", LoRA(), ComputeConfig()),
                 (
                     "modernbert",
                     LoRA(targets=("query", "gate")),
-                    ComputeConfig(layer_loop=Scanned()),
+                    ComputeConfig(layer_loop="scanned"),
                 ),
-                ("albert", IA3(), ComputeConfig(layer_loop=Scanned())),
+                ("albert", IA3(), ComputeConfig(layer_loop="scanned")),
             )
         ),
     ],
@@ -178,12 +176,12 @@ def test_dora_starts_without_effect_at_a_usual_width(jitted):
     ("method", "head"),
     [
         (LoRA(rank=4, targets=(*DENSE, "word_embeddings")), HEAD),
-        (LoRA(rank=4, scaling=AlphaOverSqrtRank()), RegressionHead()),
+        (LoRA(rank=4, scaling="alpha_over_sqrt_rank"), RegressionHead()),
         (DoRA(rank=4, targets=DENSE), TokenClassificationHead(labels=("O", "B-X"))),
         # The head is not merged.
         pytest.param(LoRA(rank=2), QuestionAnsweringHead(), marks=pytest.mark.slow),
         pytest.param(DoRA(rank=2), MultipleChoiceHead(), marks=pytest.mark.slow),
-        (IA3(selection=PeftSelection()), HEAD),
+        (IA3(selection="peft"), HEAD),
         # The decoder is tied to the table.
         (LoRA(rank=2, targets=("word_embeddings",)), PROMPT_HEAD),
     ],
@@ -266,14 +264,14 @@ def test_lora_drops_each_input_of_a_layer_differently():
         (LoRA(targets=("word_embeddings",)), 250_320),
         (DoRA(), 294_912 + 18_432),
         (IA3(), 55_296),
-        (IA3(selection=PeftSelection()), 64_512),
+        (IA3(selection="peft"), 64_512),
         (HoulsbyAdapter(), 2_379_264 + 38_400),
         (PfeifferAdapter(), 894_528),
         (PrefixTuning(), 368_640),
         (PrefixTuning(length=30, reparametrization=PrefixEncoder()), 9_872_384),
         (PromptTuning(), 15_360),
         (BitFit(), 102_144),
-        (BitFit(biases=QueryAndIntermediateBiases()), 46_080),
+        (BitFit(biases="query_and_intermediate"), 46_080),
         (LayerNormTuning(), 38_400),
     ],
 )
@@ -359,9 +357,9 @@ def test_methods_that_do_not_fit_the_family_are_refused(family, method, message)
 
 
 def test_scanned_layers_must_be_adapted_alike():
-    compute = ComputeConfig(layer_loop=Scanned())
+    compute = ComputeConfig(layer_loop="scanned")
     method = LoRA(targets=("layers/0/attention/query",))
-    with pytest.raises(ConfigError, match="layer_loop Scanned needs layers"):
+    with pytest.raises(ConfigError, match="layer_loop 'scanned' needs layers"):
         objectives(FAMILIES["bert"], method, compute=compute)
     adapted, _ = objectives(FAMILIES["bert"], method)
     flat = paths.flatten(adapted.abstract()[ADAPTER])
@@ -478,9 +476,9 @@ def test_prefixes_are_refused_by_other_kinds_of_attention(family):
     ("family", "method", "is_refused"),
     [
         ("modernbert", BitFit(), True),
-        ("modernbert", BitFit(biases=QueryAndIntermediateBiases()), True),
+        ("modernbert", BitFit(biases="query_and_intermediate"), True),
         ("modernbert", LayerNormTuning(), False),
-        ("bert", BitFit(biases=QueryAndIntermediateBiases()), False),
+        ("bert", BitFit(biases="query_and_intermediate"), False),
     ],
 )
 def test_methods_that_find_nothing_to_train_in_the_encoder_are_refused(family, method, is_refused):

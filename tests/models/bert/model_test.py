@@ -12,7 +12,7 @@ import pytest
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.objectives import Pretraining
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.layers.config import ComputeConfig, LearnedPositions, Scanned
+from bert_jax.models.layers.config import ComputeConfig, LearnedPositions
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from tests.helpers.quick_init import quick_init
@@ -154,7 +154,7 @@ def test_causal_token_ignores_later_tokens():
 
 
 @pytest.mark.parametrize(
-    "compute", [ComputeConfig(), ComputeConfig(layer_loop=Scanned())], ids=["loop", "scan"]
+    "compute", [ComputeConfig(), ComputeConfig(layer_loop="scanned")], ids=["loop", "scan"]
 )
 def test_hidden_states_and_attention_weights_are_returned(compute):
     batch = on_device(

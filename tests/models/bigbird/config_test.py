@@ -14,7 +14,7 @@ from bert_jax.apps.testing.models import random_parameters
 from bert_jax.errors import ConfigError
 from bert_jax.models.bigbird.attention import block_counts, block_sparse_attention, random_blocks
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
-from bert_jax.models.layers.config import ComputeConfig, Gelu, LearnedPositions, Scanned
+from bert_jax.models.layers.config import ComputeConfig, LearnedPositions
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.params import paths
@@ -127,7 +127,7 @@ def test_dropout_comes_before_the_norm_of_the_embeddings():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_act": Gelu()}, "expected GeluTanh"),
+        ({"hidden_act": "gelu"}, "expected 'gelu_tanh'"),
         ({"positions": LearnedPositions(max_position_embeddings=0)}, "expected an integer from 1"),
     ],
 )
@@ -150,7 +150,7 @@ def test_packed_and_causal_long_sequences_are_refused():
 
 
 def test_scan_is_refused_unless_attention_is_full():
-    scanned = ComputeConfig(layer_loop=Scanned())
+    scanned = ComputeConfig(layer_loop="scanned")
     with pytest.raises(ConfigError, match="random blocks of its own"):
         build_network(SMALL, compute=scanned)
     build_network(dataclasses.replace(SMALL, attention=FullAttention()), compute=scanned)

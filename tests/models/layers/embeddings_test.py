@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.layers.config import ComputeConfig, LearnedPositions, SinusoidalInit
+from bert_jax.models.layers.config import ComputeConfig, LearnedPositions
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.params.functional import Network
 
@@ -19,7 +19,7 @@ CONFIG = BertConfig(
     num_hidden_layers=1,
     num_attention_heads=2,
     intermediate_size=64,
-    positions=LearnedPositions(max_position_embeddings=40, init=SinusoidalInit()),
+    positions=LearnedPositions(max_position_embeddings=40, init="sinusoidal"),
 )
 
 
@@ -34,7 +34,7 @@ def table(config: BertConfig) -> np.ndarray:
 
 def test_sinusoidal_init_has_the_variance_of_the_config():
     wide = dataclasses.replace(
-        CONFIG, positions=LearnedPositions(max_position_embeddings=4000, init=SinusoidalInit())
+        CONFIG, positions=LearnedPositions(max_position_embeddings=4000, init="sinusoidal")
     )
     assert np.sqrt(np.mean(table(wide) ** 2)) == pytest.approx(wide.initializer_range, rel=1e-4)
 

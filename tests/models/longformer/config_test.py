@@ -19,9 +19,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    FullRemat,
     PaddingOffsetPositions,
-    Scanned,
 )
 from bert_jax.models.longformer.attention import (
     count_global_tokens,
@@ -122,7 +120,7 @@ def test_attention_weights_sum_to_one_and_are_those_of_the_pattern():
 
 @pytest.mark.parametrize(
     "compute",
-    [ComputeConfig(), pytest.param(ComputeConfig(remat=FullRemat()), marks=pytest.mark.slow)],
+    [ComputeConfig(), pytest.param(ComputeConfig(remat="full"), marks=pytest.mark.slow)],
 )
 def test_every_layer_has_its_own_window(compute):
     """A change of a token reaches the sum of the radii, 2 + 3 tokens, also with remat."""
@@ -171,7 +169,7 @@ def test_bad_values_are_refused(fields, message):
 
 def test_scan_over_different_windows_is_refused():
     with pytest.raises(ConfigError, match="use the same window in all layers"):
-        build_network(SMALL, compute=ComputeConfig(layer_loop=Scanned()))
+        build_network(SMALL, compute=ComputeConfig(layer_loop="scanned"))
 
 
 def test_causal_global_attention_is_refused():

@@ -17,7 +17,7 @@ from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder import EncoderDecoderConfig
-from bert_jax.models.layers.config import ComputeConfig, FullRemat, Scanned
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.models.t5.config import T5Config
@@ -155,7 +155,7 @@ def test_scanned_and_rematerialized_layers_are_the_same(config, params):
         "dropout_key": jax.random.key(1),
     }
     expected = forward(config, params, **fields)
-    scanned = ComputeConfig(layer_loop=Scanned(), remat=FullRemat())
+    scanned = ComputeConfig(layer_loop="scanned", remat="full")
     found = forward(config, params, scanned, **fields)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
     without_dropout = forward(config, params, **(fields | {"dropout_key": None}))

@@ -25,7 +25,7 @@ from bert_jax.config.data import FineTuningData, PretrainingData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import Columns
 from bert_jax.config.objectives import FineTuning
-from bert_jax.config.tuning import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
+from bert_jax.config.tuning import FROZEN_ENCODER, TuningConfig
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
@@ -45,7 +45,7 @@ from bert_jax.train.workloads import make_workload
 from bert_jax.train.workloads.feature_cache import ENCODER_FEATURES, FeatureExtractor
 from tests.helpers.one_device import one_device_mesh
 
-EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
+EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features="computed")
 # Adam enlarges rounding errors to a whole update where a gradient is zero, as for some biases.
 CHANGES = (
     "objective.model.hidden_dropout_prob=0.0",
@@ -72,7 +72,7 @@ class Opened:
         self.mesh = sharding.make_mesh(experiment.mesh, jax.devices()[:1])
         self.source = make_workload(experiment)
         self.config = experiment.objective
-        cached = isinstance(experiment.train.tuning.features, CachedFeatures)
+        cached = experiment.train.tuning.features == "cached"
         objective_class = CachedFeaturesObjective if cached else FineTuningObjective
         self.program = objective_class(experiment.objective)
         flat = random_parameters(self.config.model, head=self.config.head, seed=seed)
@@ -377,8 +377,8 @@ def test_pooling_after_a_trained_layer_is_refused(task_experiment):
     late = dataclasses.replace(
         experiment, objective=dataclasses.replace(experiment.objective, model=model)
     )
-    with pytest.raises(ConfigError, match="classifier_pooling is LatePooling, which pools after"):
+    with pytest.raises(ConfigError, match="classifier_pooling is 'late', which pools after"):
         make_workload(late)
-    mean = '{"type": "MeanPooling"}'
+    mean = '"mean"'
     changed = override(late, [f"objective.model.classifier_pooling={mean}"])
     make_workload(changed)

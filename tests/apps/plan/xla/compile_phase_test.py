@@ -45,7 +45,7 @@ def planned(*changes: str):
 @needs_libtpu
 @pytest.mark.slow
 def test_compile_phase_fits_and_is_cached(tmp_path):
-    experiment, inputs = planned("objective.compute.attention=PallasAttention")
+    experiment, inputs = planned("objective.compute.attention=pallas")
     found = compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
     assert found.out_of_memory is None and found.peak_bytes > 0
     assert found.kernel_seconds > 0 and found.schedule_seconds > found.kernel_seconds
