@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -79,28 +79,14 @@ class Hit(NamedTuple):
     row: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dense:
-    """Ranks by the dot product of the query with all documents; the cosine of unit vectors."""
+Method = Literal["dense", "approximate", "bm25", "hybrid"]
+"""How documents are ranked.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ApproximateDense:
-    """Ranks by the dot product, through a graph that finds most of the best documents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lexical:
-    """Ranks by BM25, the words that query and document share; needs no model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hybrid:
-    """Fuses the ranks of `Dense` and `Lexical` (Cormack et al. 2009)."""
-
-
-Method = Dense | ApproximateDense | Lexical | Hybrid
-"""How documents are ranked."""
+dense         the dot product of the query with all documents; the cosine of unit vectors
+approximate   the dot product, through a graph that finds most of the best documents
+bm25          the words that query and document share; needs no model
+hybrid        the ranks of "dense" and "bm25", fused (Cormack et al. 2009)
+"""
 
 
 # Files and not a database: memory-mapped vectors, texts, and the fingerprint of the model.
@@ -162,14 +148,14 @@ class SearchIndex:
         encoder: TextEncoder | None,
         queries: Sequence[str],
         top_k: int = 10,
-        method: Method = Dense(),
+        method: Method = "dense",
     ) -> list[list[Hit]]:
         """Returns the best documents of each query, the best first.
 
-        `Lexical` returns only documents that share a word with the query, so perhaps fewer.
+        "bm25" returns only documents that share a word with the query, so perhaps fewer.
 
         Args:
-          encoder: the model that embedded the documents; `Lexical` needs none.
+          encoder: the model that embedded the documents; "bm25" needs none.
 
         Raises:
           ConfigError: `top_k` is above the number of documents.
@@ -193,7 +179,7 @@ class SearchIndex:
         encoder: TextEncoder | None,
         queries: Sequence[str],
         top_k: int,
-        method: Method = Dense(),
+        method: Method = "dense",
     ) -> Neighbors:
         """Returns the numbers and scores of the best documents; see `search`."""
         check_top_k(top_k, len(self))
@@ -201,16 +187,18 @@ class SearchIndex:
             if not query.strip():
                 raise UserError("a query has no text; expected words to search for")
         match method:
-            case Dense():
+            case "dense":
                 return exact_neighbors(self._encode(encoder, queries), self.vectors, top_k)
-            case ApproximateDense():
+            case "approximate":
                 return self._graph.search(self._encode(encoder, queries), top_k)
-            case Lexical():
+            case "bm25":
                 return self._bm25.search(queries, top_k)
-            case Hybrid():
+            case "hybrid":
                 num_candidates = min(max(top_k, _CANDIDATES_TO_FUSE), len(self))
-                methods = (Dense(), Lexical())
-                rankings = [self.neighbors(encoder, queries, num_candidates, m) for m in methods]
+                rankings = [
+                    self.neighbors(encoder, queries, num_candidates, "dense"),
+                    self._bm25.search(queries, num_candidates),
+                ]
                 return fuse_ranks(rankings, top_k)
 
     def check_encoder(self, encoder: TextEncoder) -> None:

@@ -16,10 +16,6 @@ from bert_jax.apps.search import index as index_module
 from bert_jax.apps.search.documents import Document, read_collection, read_retrieval_set
 from bert_jax.apps.search.encoder import EncoderId, check_finite_vectors
 from bert_jax.apps.search.index import (
-    ApproximateDense,
-    Dense,
-    Hybrid,
-    Lexical,
     SearchIndex,
     build_index,
 )
@@ -61,7 +57,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
     return SearchIndex(folder)
 
 
-@pytest.mark.parametrize("method", [Dense(), ApproximateDense(), Lexical(), Hybrid()])
+@pytest.mark.parametrize("method", ["dense", "approximate", "bm25", "hybrid"])
 def test_document_is_the_best_for_its_own_text(index, method):
     queries = [document.text for document in DOCUMENTS[:5]]
     found = index.search(WordEncoder(), queries, 3, method)
@@ -70,14 +66,14 @@ def test_document_is_the_best_for_its_own_text(index, method):
         assert DOCUMENTS[hits[0].row] == hits[0].document
         scores = [hit.score for hit in hits]
         assert scores == sorted(scores, reverse=True)
-        if method == Dense():
+        if method == "dense":
             assert hits[0].document.text == document.text and scores[0] == pytest.approx(1)
 
 
 def test_query_without_a_word_of_the_documents(index):
     encoder = WordEncoder()
-    assert index.search(None, ["zebra"], 3, Lexical()) == [[]]
-    dense, hybrid = (index.search(encoder, ["zebra"], 3, m)[0] for m in (Dense(), Hybrid()))
+    assert index.search(None, ["zebra"], 3, "bm25") == [[]]
+    dense, hybrid = (index.search(encoder, ["zebra"], 3, m)[0] for m in ("dense", "hybrid"))
     assert [hit.row for hit in hybrid] == [hit.row for hit in dense]
 
 
@@ -152,12 +148,12 @@ def test_bad_input_of_a_query(tmp_path, index):
     with pytest.raises(ConfigError, match="--top-k is 31, but there are 30 documents"):
         index.search(WordEncoder(), ["red"], 31)
     with pytest.raises(UserError, match="query has no text"):
-        index.search(None, [" "], 1, Lexical())
+        index.search(None, [" "], 1, "bm25")
     with pytest.raises(UserError, match="no such folder; expected an index"):
         SearchIndex(tmp_path / "missing")
     exact_only = build_index(tmp_path / "exact", DOCUMENTS[:4], WordEncoder())
     with pytest.raises(UserError, match="no graph for approximate search"):
-        exact_only.search(WordEncoder(), ["red"], 1, ApproximateDense())
+        exact_only.search(WordEncoder(), ["red"], 1, "approximate")
     np.save(exact_only.folder / "vectors.npy", np.zeros((3, 32), np.float32))
     with pytest.raises(UserError, match=r"shape \[3, 32\].*describes 4 documents of width 32"):
         SearchIndex(exact_only.folder)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from bert_jax.apps.search.index import Hit, Method
+    from bert_jax.apps.search.index import Hit
 from bert_jax.cli.arguments import RerankArguments, TextArguments, text_groups
 from bert_jax.config.flags import flag, positional, switch
 
@@ -46,42 +46,29 @@ class Arguments(RerankArguments, TextArguments):
 def run(args: Arguments) -> None:
     """Prints the texts for each query, in order."""
     from bert_jax.apps.search.encoder import EmbedderEncoder
-    from bert_jax.apps.search.index import Lexical, SearchIndex, rerank_hits
+    from bert_jax.apps.search.index import SearchIndex, rerank_hits
     from bert_jax.apps.search.nearest import check_top_k
     from bert_jax.predict.reranker import Reranker
     from bert_jax.pretrained.load import load_model
 
     index = SearchIndex(args.index)
-    method = _method(args.method)
     top_k = min(_DEFAULT_TOP_K, len(index)) if args.top_k is None else args.top_k
     check_top_k(top_k, len(index))
     encoder = None
-    if not isinstance(method, Lexical):
+    if args.method != "bm25":
         model = load_model(args.model or index.info.model)
         encoder = EmbedderEncoder(model, pooling=index.info.pooling)
         index.check_encoder(encoder)
     reranker = Reranker(load_model(args.rerank)) if args.rerank else None
     for queries in text_groups(args):
         if reranker is None:
-            found = index.search(encoder, queries, top_k, method)
+            found = index.search(encoder, queries, top_k, args.method)
         else:
             num_candidates = min(max(args.candidates, top_k), len(index))
-            candidates = index.search(encoder, queries, num_candidates, method)
+            candidates = index.search(encoder, queries, num_candidates, args.method)
             found = rerank_hits(reranker, queries, candidates, top_k)
         for query, hits in zip(queries, found, strict=True):
             print(_to_json(query, hits) if args.json else _to_text(query, hits), flush=True)
-
-
-def _method(name: str) -> "Method":
-    from bert_jax.apps.search.index import ApproximateDense, Dense, Hybrid, Lexical
-
-    methods: dict[str, Method] = {
-        "dense": Dense(),
-        "approximate": ApproximateDense(),
-        "bm25": Lexical(),
-        "hybrid": Hybrid(),
-    }
-    return methods[name]
 
 
 def _to_json(query: str, hits: "list[Hit]") -> str:
