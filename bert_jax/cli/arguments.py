@@ -5,16 +5,16 @@ A verb inherits the classes whose flags it has. In `--help` the flags of the las
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bert_jax.config.config_lib import override
 from bert_jax.config.data import CorpusMixture, PretrainingData, WeightedCorpus
 from bert_jax.config.experiment import Experiment, check_experiment
-from bert_jax.config.flags import REQUIRED, flag, flag_name, given, positional, switch
+from bert_jax.config.flags import REQUIRED, first_given, flag, flag_name, given, positional, switch
 from bert_jax.config.labeled_data import (
     GLUE_NAMES,
     Columns,
@@ -30,6 +30,10 @@ from bert_jax.config.labeled_data import (
 from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.sentence_encoder.config import PoolingMode
+
+if TYPE_CHECKING:
+    from bert_jax.predict.predictor import Predictor
+    from bert_jax.predict.setfit import SetFitClassifier
 
 TASKS_HELP = """\
 TASK is one of
@@ -279,6 +283,31 @@ class PredictionArguments(ModelArguments):
         "TOKENS", "maximum length of a sequence (default: as in training)"
     )
     batch_size: int = flag("N", "sequences computed at once", 32)
+
+
+def load_predictor(
+    args: PredictionArguments, task_field: str, settings: Mapping[str, Any]
+) -> "Predictor | SetFitClassifier":
+    """Loads MODEL with the head of its task; a run of SetFit has a classifier of its own.
+
+    Args:
+      task_field: the field of `args` that chooses the task of a run with several.
+      settings: further arguments of `Predictor`, by the names of their flags.
+
+    Raises:
+      ConfigError: a flag was given that a model of SetFit does not have.
+    """
+    from bert_jax.predict.predictor import Predictor
+    from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
+    from bert_jax.pretrained.load import load_model, require_single_task
+
+    if is_setfit_folder(args.model):
+        if name := first_given(args, *settings, task_field, "base"):
+            raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
+        return SetFitClassifier(args.model)
+    model = load_model(args.model, getattr(args, task_field), args.base)
+    require_single_task(model, f"--{task_field.replace('_', '-')}")
+    return Predictor(model, batch_size=args.batch_size, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,13 @@ from bert_jax.cli.arguments import (
     TASKS_HELP,
     PredictionArguments,
     TaskArguments,
+    load_predictor,
 )
-from bert_jax.config.flags import first_given, flag
+from bert_jax.config.flags import flag
 from bert_jax.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from bert_jax.data.finetuning.example import Task
-    from bert_jax.predict.predictor import Predictor
-    from bert_jax.predict.setfit import SetFitClassifier
 
 HELP = "compute the metrics of a fine-tuned model on any labeled split"
 
@@ -66,7 +65,7 @@ def run(args: Arguments) -> None:
     from bert_jax.tasks.analysis import metrics_by_group
     from bert_jax.tasks.registry import compute_metrics
 
-    predictor = _load_predictor(args)
+    predictor = load_predictor(args, "model_task", {"max_length": args.max_length})
     task = load_task(config)
     for note in task.notes:
         logger.info("note: %s", note)
@@ -84,20 +83,6 @@ def run(args: Arguments) -> None:
             by_group = metrics_by_group(own_task, split, predictions, groups)
             results[split]["by_contamination"] = by_group
     print(json.dumps(results, indent=2))
-
-
-def _load_predictor(args: Arguments) -> "Predictor | SetFitClassifier":
-    from bert_jax.predict.predictor import Predictor
-    from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
-    from bert_jax.pretrained.load import load_model, require_single_task
-
-    if is_setfit_folder(args.model):
-        if name := first_given(args, "max_length", "model_task", "base"):
-            raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
-        return SetFitClassifier(args.model)
-    model = load_model(args.model, args.model_task, args.base)
-    require_single_task(model, "--model-task")
-    return Predictor(model, max_length=args.max_length, batch_size=args.batch_size)
 
 
 def _labeled_splits(task: "Task") -> list[str]:

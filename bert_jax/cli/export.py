@@ -150,7 +150,7 @@ def run(args: Arguments) -> int:
 def _export_bundle(model: "LoadedModel", args: Arguments) -> None:
     from bert_jax.export.bundle import export_bundle
     from bert_jax.export.outputs import shipped_network
-    from bert_jax.predict.batches import require_tokenizer
+    from bert_jax.pretrained.load import require_tokenizer
 
     network = shipped_network(model)
     difference = export_bundle(network, require_tokenizer(model), Path(args.output))

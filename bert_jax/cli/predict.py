@@ -14,6 +14,7 @@ from bert_jax.cli.arguments import (
     MODEL_WITH_HEAD,
     EncodingArguments,
     PredictionArguments,
+    load_predictor,
     text_groups,
 )
 from bert_jax.config.flags import first_given, flag, given, positional, switch
@@ -112,7 +113,7 @@ def run(args: Arguments) -> None:
 
     if args.output:
         check_writable(Path(args.output))
-    predictor = _load_predictor(args)
+    predictor = load_predictor(args, "task", {name: getattr(args, name) for name in _SETTINGS})
     groups, total = _grouped_inputs(args, predictor)
     num_predictions = 0
     # On one terminal, a progress bar and output lines would overwrite each other.
@@ -135,20 +136,6 @@ def run(args: Arguments) -> None:
             f"{predictor.num_truncated:,}",
             predictor.max_length,
         )
-
-
-def _load_predictor(args: Arguments) -> "Predictor | SetFitClassifier":
-    from bert_jax.predict.predictor import Predictor
-    from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
-    from bert_jax.pretrained.load import load_model
-
-    settings = {name: getattr(args, name) for name in _SETTINGS}
-    if is_setfit_folder(args.model):
-        if name := first_given(args, *settings, "task", "base"):
-            raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
-        return SetFitClassifier(args.model)
-    model = load_model(args.model, args.task, args.base)
-    return Predictor(model, batch_size=args.batch_size, **settings)
 
 
 def _grouped_inputs(
