@@ -110,8 +110,7 @@ def passages(file: Path, num_passages: int, num_words: int) -> list[str]:
 
 def describe_documents(args: argparse.Namespace, texts: list[str]) -> None:
     """Prints how many documents there are, and how many are longer than 512 tokens."""
-    from bert_jax.predict.batches import require_tokenizer
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_model, require_tokenizer
 
     lengths = [len(ids) for ids in require_tokenizer(load_model(args.model)).encode_ids(texts)]
     num_long = sum(length > 512 for length in lengths)

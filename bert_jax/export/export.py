@@ -29,12 +29,12 @@ from bert_jax.models.layers.config import NoPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
-from bert_jax.predict.batches import require_tokenizer
 from bert_jax.pretrained.load import (
     LoadedModel,
     load_model,
     require_no_adapter,
     require_single_task,
+    require_tokenizer,
 )
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
 

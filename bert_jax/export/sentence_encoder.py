@@ -19,10 +19,9 @@ from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.models.families import format_of
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths
-from bert_jax.predict.batches import require_tokenizer
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import HEAD_CONFIG, HEAD_WEIGHTS, is_setfit_folder, load_head
-from bert_jax.pretrained.load import SentenceModel, load_sentence_model
+from bert_jax.pretrained.load import SentenceModel, load_sentence_model, require_tokenizer
 
 _SAMPLE_TEXTS = (
     "",

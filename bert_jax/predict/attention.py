@@ -12,13 +12,8 @@ from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead, task_parts
 from bert_jax.models.model import build_network
-from bert_jax.predict.batches import (
-    encode_texts,
-    padded_batches,
-    params_to_device,
-    require_tokenizer,
-)
-from bert_jax.pretrained.load import LoadedModel, require_no_adapter
+from bert_jax.predict.batches import encode_texts, padded_batches, params_to_device
+from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_tokenizer
 
 
 class TextAttention(NamedTuple):
@@ -52,8 +47,7 @@ class AttentionExtractor:
         self._tokenizer = require_tokenizer(model)
         require_no_adapter(model, "show attention weights")
         self._max_length = model.config.max_length
-        parts = attention_parts(model)
-        self._params = {part: params_to_device(model, part) for part in parts}
+        self._params = params_to_device(model, attention_parts(model))
         self._compute = jax.jit(functools.partial(attention_weights, model.config, model.head))
 
     def __call__(self, text: str) -> TextAttention:

@@ -7,51 +7,32 @@ have a program.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import UserError
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 MIN_LENGTH = 16
 TOKENS_PER_BATCH = 4096
 _MANY_TOKENS = 16 * TOKENS_PER_BATCH
 """Number of tokens from which less padding saves more time than further compilations cost."""
-Batch = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
+_Compute = Callable[[Any, Mapping[str, jax.Array]], Mapping[str, jax.Array]]
 
 
-def require_tokenizer(model: LoadedModel) -> Tokenizer:
-    """Returns the tokenizer of a model; raises a UserError if its folder has none."""
-    if model.tokenizer is None:
-        raise UserError(
-            f"{model.path} has no tokenizer files (vocab.txt, tokenizer.json, vocab.json or a "
-            ".model file); copy those with which the model was trained into this folder"
-        )
-    return model.tokenizer
-
-
-def require_masked_lm(model: LoadedModel, purpose: str) -> None:
-    """Raises a UserError if a model has no masked-LM head.
-
-    Args:
-      purpose: what it is needed for, such as "fill masks".
-    """
-    if "masked_lm" in model.missing:
-        reason = model.config.missing_masked_lm_reason
-        raise UserError(
-            f"{model.path} has no masked-LM head, so it cannot {purpose}"
-            + (f": {reason}" if reason else "")
-        )
-
-
-def params_to_device(model: LoadedModel, part: str) -> dict[str, jax.Array]:
-    """Copies the parameters of one part of a model, such as "encoder", to the device."""
-    return jax.device_put(model.params[part])
+def params_to_device(model: LoadedModel, parts: Iterable[str]) -> dict[str, Any]:
+    """Copies the parameters of some parts of a model, such as "encoder", to the device."""
+    return {part: jax.device_put(model.params[part]) for part in parts}
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
@@ -76,7 +57,7 @@ def next_power_of_two(number: int) -> int:
 
 def padded_batches(
     sequences: Sequence[Sequence[int]], *, pad_id: int, max_length: int, num_shards: int = 1
-) -> Iterator[tuple[list[int], Batch]]:
+) -> Iterator[tuple[list[int], Arrays]]:
     """Groups token ids of similar length into padded batches.
 
     Lengths are padded to 16, 32, 64, ..., at most `max_length`. From `_MANY_TOKENS` tokens on,
@@ -112,7 +93,9 @@ def padded_batches(
         yield batch_indices, _pad(batch_sequences, pad_id, (num_rows, length))
 
 
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int, shape: tuple[int, int]) -> Batch:
+def _pad(
+    sequences: Sequence[Sequence[int] | np.ndarray], pad_id: int, shape: tuple[int, int]
+) -> Arrays:
     ids, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32)
     for index, sequence in enumerate(sequences):
         ids[index, : len(sequence)] = sequence
@@ -121,10 +104,58 @@ def _pad(sequences: Sequence[Sequence[int]], pad_id: int, shape: tuple[int, int]
     return {"input_ids": ids, "token_type_ids": np.zeros(shape, np.int32), "attention_mask": mask}
 
 
-logger = logging.getLogger(__name__)
+def compute_in_order(
+    batches: Iterable[tuple[Sequence[int] | np.ndarray, Arrays]],
+    compute: Callable[[Arrays], Mapping[str, Any]],
+    num_sequences: int,
+    on_batch: Callable[[Sequence[int] | np.ndarray], object] = lambda indices: None,
+) -> dict[str, list[np.ndarray]]:
+    """Computes batches, and returns the outputs in the order of the sequences.
 
-Arrays = dict[str, np.ndarray]
-Compute = Callable[[Any, Mapping[str, jax.Array]], Mapping[str, jax.Array]]
+    Args:
+      batches: (indices of the sequences, batch whose first rows are these sequences).
+      compute: returns outputs by name, with one row for each row of a batch.
+      on_batch: called after each batch with its indices.
+
+    Returns:
+      Output name -> one array for each sequence; {} if there is none.
+    """
+
+    def outputs() -> Iterator[tuple[Any, Mapping[str, np.ndarray]]]:
+        for indices, batch in batches:
+            yield indices, jax.device_get(compute(batch))
+            on_batch(indices)
+
+    return gather_outputs(outputs(), num_sequences)
+
+
+def compute_features(
+    features: Features,
+    compute: Callable[[Arrays], Mapping[str, Any]],
+    fields: Sequence[str],
+    *,
+    bucket_lengths: Sequence[int],
+    batch_size: int,
+    pad_id: int,
+    on_batch: Callable[[Any], object] = lambda indices: None,
+) -> dict[str, list[np.ndarray]]:
+    """Computes the outputs of a head for each sequence of `features`, in their order.
+
+    The batches are those of evaluation in training, so that both compute the same; few sequences
+    get a batch that they fill.
+
+    Args:
+      fields: the fields of a batch that `compute` reads.
+      on_batch: as for `compute_in_order`.
+    """
+    batches = evaluation_batches(
+        features,
+        bucket_lengths,
+        batch_size=min(batch_size, next_power_of_two(len(features))),
+        pad_id=pad_id,
+    )
+    inputs = ((indices, {name: batch[name] for name in fields}) for indices, batch in batches)
+    return compute_in_order(inputs, compute, len(features), on_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +193,7 @@ class Backend(Protocol):
 class JaxBackend:
     """Runs a pure function of parameters and a batch, compiled ahead of time for each shape."""
 
-    def __init__(self, compute: Compute, params: Any):
+    def __init__(self, compute: _Compute, params: Any):
         """Copies the parameters to the device."""
         self._params = jax.device_put(params)
         self._jitted = jax.jit(compute)
@@ -271,14 +302,11 @@ class Engine:
         ]
 
     def _pad(self, sequences: Sequence[TokenSequence], rows: int, length: int) -> Arrays:
-        ids = np.full((rows, length), self._pad_id, np.int32)
-        types, mask = np.zeros_like(ids), np.zeros_like(ids)
-        mask[len(sequences) :, 0] = 1  # a softmax over no tokens is undefined
-        extra = {name: np.stack([value] * rows) for name, value in self._extra.items()}
+        ids = [sequence.input_ids for sequence in sequences]
+        batch = _pad(ids, self._pad_id, (rows, length))
+        batch |= {name: np.stack([value] * rows) for name, value in self._extra.items()}
         for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence)] = sequence.input_ids
-            types[row, : len(sequence)] = sequence.token_type_ids
-            mask[row, : len(sequence)] = 1
+            batch["token_type_ids"][row, : len(sequence)] = sequence.token_type_ids
             for name, value in sequence.extra.items():
-                extra[name][row] = value
-        return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, **extra}
+                batch[name][row] = value
+        return batch

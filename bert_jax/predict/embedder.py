@@ -24,8 +24,13 @@ from bert_jax.models.sentence_encoder.config import (
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.models.sentence_encoder.network import normalize as normalize_vectors
 from bert_jax.params.functional import Params
-from bert_jax.predict.batches import encode_texts, padded_batches, require_tokenizer
-from bert_jax.pretrained.load import LoadedModel, SentenceModel, sentence_model_of
+from bert_jax.predict.batches import compute_in_order, encode_texts, padded_batches
+from bert_jax.pretrained.load import (
+    LoadedModel,
+    SentenceModel,
+    require_tokenizer,
+    sentence_model_of,
+)
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -268,14 +273,15 @@ class Embedder:
         self, texts: Sequence[str], prompt_name: str | None, prompt: str | None
     ) -> list[Embedding]:
         tokenized = self.tokenize(texts, prompt_name=prompt_name, prompt=prompt)
-        embeddings: dict[int, Embedding] = {}
-        for indices, batch in padded_batches(
-            tokenized.sequences, pad_id=self._tokenizer.pad_id, max_length=self.max_length
-        ):
-            vectors = np.asarray(self.embed_batch(batch, tokenized.prompt_length))
-            for batch_index, index in enumerate(indices):
-                embeddings[index] = Embedding(vectors[batch_index], tokenized.truncated[index])
-        return [embeddings[index] for index in range(len(texts))]
+        outputs = compute_in_order(
+            padded_batches(
+                tokenized.sequences, pad_id=self._tokenizer.pad_id, max_length=self.max_length
+            ),
+            lambda batch: {"vectors": self.embed_batch(batch, tokenized.prompt_length)},
+            len(texts),
+        )
+        vectors = outputs.get("vectors", [])
+        return [Embedding(*pair) for pair in zip(vectors, tokenized.truncated, strict=True)]
 
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         try:

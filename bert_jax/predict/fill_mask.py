@@ -14,14 +14,13 @@ from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
 from bert_jax.predict.batches import (
+    compute_in_order,
     encode_texts,
     next_power_of_two,
     padded_batches,
     params_to_device,
-    require_masked_lm,
-    require_tokenizer,
 )
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_tokenizer
 
 
 class FillMask:
@@ -45,10 +44,13 @@ class FillMask:
             )
         self._config = model.config
         parts = ("encoder", *masked_lm_parts(model.config))
-        self._params = {part: params_to_device(model, part) for part in parts}
+        self._params = params_to_device(model, parts)
         self._predict_candidates = jax.jit(
             functools.partial(
-                _candidates, config=model.config, vocab_size=self._tokenizer.vocab_size, top_k=top_k
+                mask_candidates,
+                config=model.config,
+                vocab_size=self._tokenizer.vocab_size,
+                top_k=top_k,
             )
         )
 
@@ -94,24 +96,22 @@ class FillMask:
                     f"the text {_shorten(text)} has {len(sequence)} tokens, this model reads "
                     f"{max_length}; shorten it around its mask"
                 )
-        predictions: list[dict[str, Any]] = [{}] * len(texts)
-        for indices, batch in padded_batches(
-            sequences, pad_id=tokenizer.pad_id, max_length=max_length
-        ):
-            positions = _mask_positions(batch["input_ids"] == tokenizer.mask_id)
-            ids, probabilities = jax.device_get(
-                self._predict_candidates(self._params, batch, positions)
-            )
-            for batch_index, index in enumerate(indices):
-                count = sequences[index].count(tokenizer.mask_id)
-                masks = [
-                    self._format_candidates(*pair)
-                    for pair in zip(
-                        ids[batch_index, :count], probabilities[batch_index, :count], strict=True
-                    )
-                ]
-                predictions[index] = {"text": texts[index], "masks": masks}
+        outputs = compute_in_order(
+            padded_batches(sequences, pad_id=tokenizer.pad_id, max_length=max_length),
+            self._compute,
+            len(texts),
+        )
+        predictions: list[dict[str, Any]] = []
+        for index, (text, sequence) in enumerate(zip(texts, sequences, strict=True)):
+            ids, probabilities = outputs["ids"][index], outputs["probabilities"][index]
+            masks = range(sequence.count(tokenizer.mask_id))
+            formatted = [self._format_candidates(ids[mask], probabilities[mask]) for mask in masks]
+            predictions.append({"text": text, "masks": formatted})
         return predictions
+
+    def _compute(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        positions = _mask_positions(batch["input_ids"] == self._tokenizer.mask_id)
+        return self._predict_candidates(self._params, batch, positions)
 
     def _format_candidates(self, ids: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
         candidates = [
@@ -125,7 +125,7 @@ class FillMask:
         return {"candidates": candidates}
 
 
-def _candidates(
+def mask_candidates(
     params: Mapping[str, Any],
     batch: Mapping[str, jax.Array],
     positions: jax.Array,
@@ -133,14 +133,17 @@ def _candidates(
     config: EncoderConfig,
     vocab_size: int,
     top_k: int,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns ids int32 and probabilities float32 at `positions` [B, P]: [B, P, top_k], sorted."""
+) -> dict[str, jax.Array]:
+    """Returns the most likely tokens at `positions` [B, P], the most likely first.
+
+    They are "ids", int32, and "probabilities", float32; both [B, P, top_k].
+    """
     model = build_network(config, ("masked_lm",)).merge(dict(params))
     hidden = model.encode(batch).last_hidden_state
     logits = model.masked_lm_logits(gather_positions(hidden, positions))
     # The embedding table may be padded: its rows beyond the vocabulary are not tokens.
     probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits[..., :vocab_size]), top_k)
-    return ids.astype(jnp.int32), probabilities
+    return {"ids": ids.astype(jnp.int32), "probabilities": probabilities}
 
 
 def _mask_positions(is_mask: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -30,7 +30,7 @@ from bert_jax.parallel.sharding import (
     put_global_batch,
     replicated,
 )
-from bert_jax.predict.batches import padded_batches
+from bert_jax.predict.batches import compute_in_order, padded_batches
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -498,19 +498,27 @@ class Generator:
         indices = [index for index, text in enumerate(texts) if text.strip()]
         if on_progress is not None and len(indices) < len(texts):
             on_progress(len(texts) - len(indices))
-        for batch_indices, batch in padded_batches(
+        batches = padded_batches(
             [sources[index] for index in indices],
             pad_id=self._config.pad_token_id,
             max_length=self._max_length,
             num_shards=1 if self._mesh is None else num_batch_shards(self._mesh),
-        ):
-            text_indices = np.zeros(len(batch["input_ids"]), np.int32)
-            text_indices[: len(batch_indices)] = [first_index + indices[i] for i in batch_indices]
-            rows = self._generate(batch, text_indices)
-            for row, index in zip(rows, batch_indices, strict=False):
-                results[indices[index]] = self._decode(row)
-            if on_progress is not None:
-                on_progress(len(batch_indices))
+        )
+
+        def with_text_indices() -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+            for rows, batch in batches:
+                text_indices = np.zeros(len(batch["input_ids"]), np.int32)
+                text_indices[: len(rows)] = [first_index + indices[row] for row in rows]
+                yield rows, {**batch, "text_indices": text_indices}
+
+        outputs = compute_in_order(
+            with_text_indices(),
+            self._generate,
+            len(indices),
+            lambda rows: None if on_progress is None else on_progress(len(rows)),
+        )
+        for index, token_ids in zip(indices, outputs.get("token_ids", []), strict=True):
+            results[index] = self._decode(token_ids)
         return results
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -529,12 +537,9 @@ class Generator:
         add_special_tokens = self._tokenizer.build_inputs_with_special_tokens
         return [add_special_tokens(ids[:limit]).tolist() for ids in token_ids]
 
-    def _generate(self, batch: Mapping[str, np.ndarray], text_indices: np.ndarray) -> np.ndarray:
-        fields: Mapping[str, Any] = {
-            "input_ids": batch["input_ids"],
-            "attention_mask": batch["attention_mask"],
-            "text_indices": text_indices,
-        }
+    def _generate(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        names = ("input_ids", "attention_mask", "text_indices")
+        fields: Mapping[str, Any] = {name: batch[name] for name in names}
         if self._mesh is not None:
             fields = put_global_batch(fields, batch_sharding(self._mesh))
         token_ids = generate_ids(
@@ -545,9 +550,9 @@ class Generator:
             rules=self._rules,
             compute=self._compute,
         )
-        if token_ids.is_fully_addressable:
-            return np.asarray(token_ids)
-        return np.asarray(multihost_utils.process_allgather(token_ids, tiled=True))
+        if not token_ids.is_fully_addressable:
+            token_ids = multihost_utils.process_allgather(token_ids, tiled=True)
+        return {"token_ids": token_ids}
 
     def _decode(self, row: np.ndarray) -> Generated:
         ends = np.flatnonzero(row == self._config.eos_token_id)

@@ -7,7 +7,8 @@ predict(["A fine film.", "Two hours of my life."])  # a list of texts: a list of
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast, overload
 
 import jax
@@ -17,12 +18,11 @@ from bert_jax.config.labeled_data import WindowPooling
 from bert_jax.config.train import LARGEST_BATCH_SIZE
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import check_range
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.paths import ADAPTER
-from bert_jax.predict.batches import next_power_of_two, params_to_device
+from bert_jax.predict.batches import compute_features, params_to_device
 from bert_jax.predict.checks import check_fits_model, is_one_input, pair_texts
 from bert_jax.predict.task_processor import TaskProcessor, TruncationName, require_head
 from bert_jax.pretrained.load import LoadedModel
@@ -91,8 +91,9 @@ class Predictor:
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         part_names = ("encoder", *task_parts(head, model.config))
-        self._params = {part: params_to_device(model, part) for part in part_names}
-        self._params |= {ADAPTER: jax.device_put(model.adapter_params)} if model.adapter else {}
+        self._params = params_to_device(model, part_names)
+        if model.adapter is not None:
+            self._params[ADAPTER] = jax.device_put(model.adapter_params)
         objective = FineTuningObjective(settings.objective, model.adapter)
         self._field_names = objective.input_fields()
         self._predict_batch = jax.jit(objective.predict)
@@ -213,16 +214,16 @@ class Predictor:
         """Computes the head outputs of each sequence."""
         is_last_sequence = np.diff(features.example_index, append=-1) != 0
 
-        def batch_outputs() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-            for indices, batch in evaluation_batches(
-                features,
-                self._bucket_lengths,
-                batch_size=min(self._batch_size, next_power_of_two(len(features))),
-                pad_id=self._processor.tokenizer.pad_id,
-            ):
-                fields = {name: batch[name] for name in self._field_names}
-                yield indices, jax.device_get(self._predict_batch(self._params, fields))
-                if on_progress is not None:
-                    on_progress(int(is_last_sequence[indices].sum()))
+        def report(indices: np.ndarray) -> None:
+            if on_progress is not None:
+                on_progress(int(is_last_sequence[indices].sum()))
 
-        return gather_outputs(batch_outputs(), len(features))
+        return compute_features(
+            features,
+            functools.partial(self._predict_batch, self._params),
+            self._field_names,
+            bucket_lengths=self._bucket_lengths,
+            batch_size=self._batch_size,
+            pad_id=self._processor.tokenizer.pad_id,
+            on_batch=report,
+        )

@@ -3,6 +3,7 @@
 This is zero-shot classification or, with demonstrations in the input, in-context learning.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -13,19 +14,12 @@ from bert_jax.config.labeled_data import HeadTruncation
 from bert_jax.config.objectives import FineTuning
 from bert_jax.config.prompts import Prompt, parse_template, text_names
 from bert_jax.data.finetuning.example import Task, TextExample
-from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.predict.batches import (
-    next_power_of_two,
-    params_to_device,
-    require_masked_lm,
-    require_tokenizer,
-)
+from bert_jax.predict.batches import compute_features, params_to_device
 from bert_jax.predict.checks import check_sizes
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_tokenizer
 from bert_jax.tasks.features import make_features
 from bert_jax.tasks.registry import kind_of_head, make_prompt_head
 
@@ -81,7 +75,7 @@ class PromptClassifier:
         head = make_prompt_head(self._task(()), prompt, self._tokenizer)
         self._kind = kind_of_head(head)
         parts = ("encoder", *task_parts(head, model.config))
-        self._params = {part: params_to_device(model, part) for part in parts}
+        self._params = params_to_device(model, parts)
         objective = FineTuningObjective(FineTuning(model=model.config, head=head))
         self._fields = objective.input_fields()
         self._predict_batch = jax.jit(objective.predict)
@@ -105,9 +99,15 @@ class PromptClassifier:
             prompt=self._prompt,
         )
         self.num_truncated += features.num_truncated
-        return self._kind.decode(
-            unlabeled, features, {"logits": self._run_model(features)}, self.labels
+        outputs = compute_features(
+            features,
+            functools.partial(self._predict_batch, self._params),
+            self._fields,
+            bucket_lengths=self._lengths,
+            batch_size=self._batch_size,
+            pad_id=self._tokenizer.pad_id,
         )
+        return self._kind.decode(unlabeled, features, outputs, self.labels)
 
     def calibrated_logits(self, examples: Sequence[TextExample]) -> np.ndarray:
         """Computes log probabilities, less those for inputs without content, float64 [examples, C].
@@ -137,21 +137,3 @@ class PromptClassifier:
 
     def _without_label(self, example: TextExample) -> TextExample:
         return TextExample(id=example.id, text=example.text, text_pair=example.text_pair)
-
-    def _run_model(self, features: Features) -> list[np.ndarray]:
-        batches = evaluation_batches(
-            features,
-            self._lengths,
-            batch_size=min(self._batch_size, next_power_of_two(len(features))),
-            pad_id=self._tokenizer.pad_id,
-        )
-        outputs = (
-            (
-                indices,
-                jax.device_get(
-                    self._predict_batch(self._params, {name: batch[name] for name in self._fields})
-                ),
-            )
-            for indices, batch in batches
-        )
-        return gather_outputs(outputs, len(features))["logits"]

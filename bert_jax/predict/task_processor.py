@@ -37,7 +37,6 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.predict.batches import require_tokenizer
 from bert_jax.predict.checks import (
     check_no_answer,
     check_pairs,
@@ -45,7 +44,7 @@ from bert_jax.predict.checks import (
     choose_truncation,
     nonempty_examples,
 )
-from bert_jax.pretrained.load import LoadedModel, require_single_task
+from bert_jax.pretrained.load import LoadedModel, require_single_task, require_tokenizer
 from bert_jax.runs.run_folder import DEMONSTRATIONS, SETFIT_HEAD
 from bert_jax.tasks.base import AnyTaskKind, ModelInput, SequenceOutputs
 from bert_jax.tasks.features import make_features

@@ -266,6 +266,30 @@ def require_single_task(model: LoadedModel, flag: str = "--task") -> None:
         )
 
 
+def require_tokenizer(model: LoadedModel) -> Tokenizer:
+    """Returns the tokenizer of a model; raises a UserError if its folder has none."""
+    if model.tokenizer is None:
+        raise UserError(
+            f"{model.path} has no tokenizer files (vocab.txt, tokenizer.json, vocab.json or a "
+            ".model file); copy those with which the model was trained into this folder"
+        )
+    return model.tokenizer
+
+
+def require_masked_lm(model: LoadedModel, purpose: str) -> None:
+    """Raises a UserError if a model has no masked-LM head.
+
+    Args:
+      purpose: what it is needed for, such as "fill masks".
+    """
+    if "masked_lm" in model.missing:
+        reason = model.config.missing_masked_lm_reason
+        raise UserError(
+            f"{model.path} has no masked-LM head, so it cannot {purpose}"
+            + (f": {reason}" if reason else "")
+        )
+
+
 def require_no_adapter(model: LoadedModel, purpose: str) -> None:
     """Raises a UserError if a model has an adapter that could not be merged into its parameters.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 
@@ -20,23 +19,18 @@ from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.apps.serve.requests import TextInput
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import masked_lm_parts
-from bert_jax.models.heads.modules import gather_positions
-from bert_jax.models.model import build_network
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.predict.attention import attention_parts, attention_weights
-from bert_jax.predict.batches import (
-    Arrays,
-    Backend,
-    Buckets,
-    Engine,
-    JaxBackend,
-    TokenSequence,
+from bert_jax.predict.batches import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
+from bert_jax.predict.embedder import choose_prompt
+from bert_jax.predict.fill_mask import mask_candidates
+from bert_jax.pretrained.load import (
+    LoadedModel,
     require_masked_lm,
     require_tokenizer,
+    sentence_model_of,
 )
-from bert_jax.predict.embedder import choose_prompt
-from bert_jax.pretrained.load import LoadedModel, sentence_model_of
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 from bert_jax.text.tokenizer import Tokenizer, check_unicode
 
@@ -394,17 +388,17 @@ class FillMaskService:
         require_masked_lm(model, "fill masks")
         self.max_length = min(config.max_length or model.config.max_length, model.config.max_length)
         self.max_top_k = min(MAX_TOP_K, self.tokenizer.vocab_size)
-        network = build_network(model.config, ("masked_lm",))
         vocab_size, max_top_k = self.tokenizer.vocab_size, self.max_top_k
 
         def compute(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-            module = network.merge(params)
-            hidden = module.encode(batch).last_hidden_state
-            logits = module.masked_lm_logits(gather_positions(hidden, batch[MASK_POSITIONS]))
-            # The embedding table may be padded: its rows beyond the vocabulary are not tokens.
-            probabilities = jax.nn.softmax(logits[..., :vocab_size])
-            top_probabilities, ids = jax.lax.top_k(probabilities, max_top_k)
-            return {"ids": ids.astype(jnp.int32), "probabilities": top_probabilities}
+            return mask_candidates(
+                params,
+                batch,
+                batch[MASK_POSITIONS],
+                config=model.config,
+                vocab_size=vocab_size,
+                top_k=max_top_k,
+            )
 
         parts = ("encoder", *masked_lm_parts(model.config))
         self.engine = Engine(

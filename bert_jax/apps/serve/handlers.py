@@ -7,9 +7,9 @@ transformers' pipelines (/tag, /answer, /fill_mask), and OpenAI (/v1).
 import base64
 import time
 import uuid
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from bert_jax.apps.serve.server_state import ServerState, Timings
 from bert_jax.apps.serve.task_services import TaskService, label_scores, relevance
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.version import __version__
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -70,8 +72,12 @@ class Call:
             message = f"`{name}` has {number:,} texts; expected at most {limit:,}, so send several"
             raise RequestError("validation", f"{message} requests", name)
 
-    async def compute(self, make_work: Any) -> Any:
-        """Computes the work that a function makes; see `ServerState.compute`."""
+    async def compute(self, make_work: Callable[[], Work[T]]) -> T:
+        """Tokenizes, computes and decodes the work of the request; see `ServerState.compute`.
+
+        Args:
+          make_work: tokenizes the texts, on a thread of the pool.
+        """
         return await self.state.compute(make_work, self.timings)
 
 

@@ -15,7 +15,7 @@ from bert_jax.apps.serve.served_models import Ability
 from bert_jax.version import __version__
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ComputeRoute:
     """Describes one route.
 
@@ -50,6 +50,7 @@ def _or_list(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, _list(schema)]}
 
 
+_VECTOR = _list(_NUMBER)
 _SCORES = _list(_object(score=_NUMBER, label=_TEXT))
 _ENTITIES = _list(
     _object(entity_group=_TEXT, score=_NUMBER, word=_TEXT, start=_INTEGER, end=_INTEGER)
@@ -72,91 +73,31 @@ _EMBEDDINGS = _object(
     model=_TEXT,
     usage=_USAGE,
 )
+_RANKED_TEXTS = _list(_object(index=_INTEGER, score=_NUMBER, text=_TEXT))
+_ATTENTION = _object(tokens=_list(_TEXT), attentions=_list(_list(_list(_list(_NUMBER)))))
 
 COMPUTE_ROUTES: tuple[ComputeRoute, ...] = (
+    ComputeRoute("/embed", types.EmbedRequest, handlers.embed, "embed", _list(_VECTOR)),
     ComputeRoute(
-        path="/embed",
-        request_type=types.EmbedRequest,
-        handler=handlers.embed,
-        ability="embed",
-        answer=_list(_list(_NUMBER)),
+        "/embed_all",
+        types.EmbedAllRequest,
+        handlers.embed_all,
+        "embed",
+        _list(_list(_VECTOR)),
     ),
+    ComputeRoute("/similarity", types.SimilarityRequest, handlers.similarity, "embed", _VECTOR),
+    ComputeRoute("/predict", types.PredictRequest, handlers.predict, "predict", _or_list(_SCORES)),
+    ComputeRoute("/rerank", types.RerankRequest, handlers.rerank, "rerank", _RANKED_TEXTS),
+    ComputeRoute("/tag", types.TextsRequest, handlers.tag, "tag", _or_list(_ENTITIES)),
+    ComputeRoute("/answer", types.AnswerRequest, handlers.answer, "answer", _or_list(_ANSWER)),
     ComputeRoute(
-        path="/embed_all",
-        request_type=types.EmbedAllRequest,
-        handler=handlers.embed_all,
-        ability="embed",
-        answer=_list(_list(_list(_NUMBER))),
+        "/fill_mask", types.FillMaskRequest, handlers.fill_mask, "fill_mask", _or_list(_CANDIDATES)
     ),
+    ComputeRoute("/attention", types.AttentionRequest, handlers.attention, "attention", _ATTENTION),
+    ComputeRoute("/tokenize", types.TokenizeRequest, handlers.tokenize, None, _list(_TOKENS)),
+    ComputeRoute("/decode", types.DecodeRequest, handlers.decode, None, _list(_TEXT)),
     ComputeRoute(
-        path="/similarity",
-        request_type=types.SimilarityRequest,
-        handler=handlers.similarity,
-        ability="embed",
-        answer=_list(_NUMBER),
-    ),
-    ComputeRoute(
-        path="/predict",
-        request_type=types.PredictRequest,
-        handler=handlers.predict,
-        ability="predict",
-        answer=_or_list(_SCORES),
-    ),
-    ComputeRoute(
-        path="/rerank",
-        request_type=types.RerankRequest,
-        handler=handlers.rerank,
-        ability="rerank",
-        answer=_list(_object(index=_INTEGER, score=_NUMBER, text=_TEXT)),
-    ),
-    ComputeRoute(
-        path="/tag",
-        request_type=types.TextsRequest,
-        handler=handlers.tag,
-        ability="tag",
-        answer=_or_list(_ENTITIES),
-    ),
-    ComputeRoute(
-        path="/answer",
-        request_type=types.AnswerRequest,
-        handler=handlers.answer,
-        ability="answer",
-        answer=_or_list(_ANSWER),
-    ),
-    ComputeRoute(
-        path="/fill_mask",
-        request_type=types.FillMaskRequest,
-        handler=handlers.fill_mask,
-        ability="fill_mask",
-        answer=_or_list(_CANDIDATES),
-    ),
-    ComputeRoute(
-        path="/attention",
-        request_type=types.AttentionRequest,
-        handler=handlers.attention,
-        ability="attention",
-        answer=_object(tokens=_list(_TEXT), attentions=_list(_list(_list(_list(_NUMBER))))),
-    ),
-    ComputeRoute(
-        path="/tokenize",
-        request_type=types.TokenizeRequest,
-        handler=handlers.tokenize,
-        ability=None,
-        answer=_list(_TOKENS),
-    ),
-    ComputeRoute(
-        path="/decode",
-        request_type=types.DecodeRequest,
-        handler=handlers.decode,
-        ability=None,
-        answer=_list(_TEXT),
-    ),
-    ComputeRoute(
-        path="/v1/embeddings",
-        request_type=types.OpenAIEmbeddingRequest,
-        handler=handlers.embeddings,
-        ability="embed",
-        answer=_EMBEDDINGS,
+        "/v1/embeddings", types.OpenAIEmbeddingRequest, handlers.embeddings, "embed", _EMBEDDINGS
     ),
 )
 

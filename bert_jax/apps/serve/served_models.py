@@ -17,8 +17,8 @@ from bert_jax.models.heads.config import (
     TaskHead,
 )
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
-from bert_jax.predict.batches import Backend, Engine, require_tokenizer
-from bert_jax.pretrained.load import LoadedModel, require_single_task
+from bert_jax.predict.batches import Backend, Engine
+from bert_jax.pretrained.load import LoadedModel, require_single_task, require_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
 Ability = Literal["embed", "predict", "rerank", "tag", "answer", "fill_mask", "attention"]

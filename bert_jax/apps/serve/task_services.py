@@ -25,15 +25,7 @@ from bert_jax.models.heads.config import (
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.paths import ADAPTER
 from bert_jax.predict.adapter_set import AdapterSet, set_key
-from bert_jax.predict.batches import (
-    Arrays,
-    Backend,
-    Buckets,
-    Engine,
-    JaxBackend,
-    TokenSequence,
-    require_tokenizer,
-)
+from bert_jax.predict.batches import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.predict.task_processor import (
     PreparedInputs,
     TaskProcessor,
@@ -42,7 +34,7 @@ from bert_jax.predict.task_processor import (
 )
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import TrainedAdapter, read_adapter, restore_run
-from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
+from bert_jax.pretrained.load import LoadedModel, RunCheckpoint, require_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.metrics.ner_metrics import entity_spans

@@ -26,7 +26,6 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import atomic_path, check_new_folder, write_json
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.model import build_network
-from bert_jax.predict.batches import require_tokenizer
 from bert_jax.predict.static_embedder import (
     CONFIG,
     MODEL_TYPE,
@@ -34,7 +33,7 @@ from bert_jax.predict.static_embedder import (
     WEIGHTS,
     StaticEmbedder,
 )
-from bert_jax.pretrained.load import LoadedModel, require_no_adapter
+from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.version import __version__
 
