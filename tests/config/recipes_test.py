@@ -231,7 +231,8 @@ def test_error_in_a_recipe_with_a_relative_path_names_its_line(
 
 def test_plan_and_quickstart_refuse_a_recipe_without_an_experiment(tmp_path):
     file = str(tmp_path / "mine.py")
-    Path(file).write_text("def get_config(corpus=1, heldout=2, seed=3):\n    return {}\n")
+    arguments = "corpus: str = '1', heldout: str = '2', seed: int = 3"
+    Path(file).write_text(f"def get_config({arguments}):\n    return {{}}\n")
     message = "mine.py: get_config returned dict; expected an Experiment"
     with pytest.raises(ConfigError, match=message):
         planned_experiment(file, [], [], vocab_size=100)

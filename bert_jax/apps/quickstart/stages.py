@@ -16,8 +16,9 @@ from bert_jax.apps.quickstart.docstrings import (
     write_library_task,
     write_word_order_task,
 )
+from bert_jax.config.experiment import check_experiment
 from bert_jax.config.labeled_data import Columns
-from bert_jax.config.recipes import load_recipe
+from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.corpus.contamination.found_items import DOCUMENTS, import_pyarrow
 from bert_jax.data.corpus.plan import PrepareConfig
@@ -35,6 +36,37 @@ from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 
+logger = logging.getLogger(__name__)
+
+STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
+VOCAB_SIZE = 4096
+SEQIO_TASK, SEQIO_MODULE = "docstrings", "docstrings_task.py"
+CURATION_RECIPE = "curate/docstrings"
+# The recipe has two sources of one file each, and each of them becomes one shard.
+CURATED_SHARDS = tuple(DOCUMENTS.format(shard_suffix(source, 2)) for source in range(2))
+# Written to the output folder: the file that a user would write for a corpus of their own.
+SEQIO_MODULE_TEXT = '''\
+"""Registers the docstrings as a seqio task, for `bert-jax prepare --task docstrings`."""
+
+import glob
+from pathlib import Path
+
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.seqio.text_tasks import register_text_task
+
+folder = Path(__file__).parent
+shards = glob.escape(str(folder / "curated")) + "/documents-0000"
+splits = {"train": f"{shards}0-of-00002.jsonl.gz", "heldout": f"{shards}1-of-00002.jsonl.gz"}
+register_text_task("docstrings", TextFiles(splits), tokenizer=str(folder / "vocabulary"))
+'''
+CLASSIFICATION_TASKS = {"library": write_library_task, "word order": write_word_order_task}
+MASKED_TEXTS = (
+    "Returns the [MASK] of the array.",
+    "The default [MASK] is None.",
+    "Raises an error if the file does not [MASK].",
+    "This function is [MASK] and will be removed in a future version.",
+    "A list of [MASK].",
+)
 EPOCHS, LEARNING_RATE, MAX_LENGTH = 3, 1e-3, 48
 
 
@@ -88,39 +120,6 @@ def compare_classifiers(
 
 def _texts_and_labels(examples: Sequence[Any]) -> tuple[list[str], list[str]]:
     return [example.text for example in examples], [example.label for example in examples]
-
-
-logger = logging.getLogger(__name__)
-
-STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
-VOCAB_SIZE = 4096
-SEQIO_TASK, SEQIO_MODULE = "docstrings", "docstrings_task.py"
-CURATION_RECIPE = "curate/docstrings"
-# The recipe has two sources of one file each, and each of them becomes one shard.
-CURATED_SHARDS = tuple(DOCUMENTS.format(shard_suffix(source, 2)) for source in range(2))
-# Written to the output folder: the file that a user would write for a corpus of their own.
-SEQIO_MODULE_TEXT = '''\
-"""Registers the docstrings as a seqio task, for `bert-jax prepare --task docstrings`."""
-
-import glob
-from pathlib import Path
-
-from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.data.seqio.text_tasks import register_text_task
-
-folder = Path(__file__).parent
-shards = glob.escape(str(folder / "curated")) + "/documents-0000"
-splits = {"train": f"{shards}0-of-00002.jsonl.gz", "heldout": f"{shards}1-of-00002.jsonl.gz"}
-register_text_task("docstrings", TextFiles(splits), tokenizer=str(folder / "vocabulary"))
-'''
-CLASSIFICATION_TASKS = {"library": write_library_task, "word order": write_word_order_task}
-MASKED_TEXTS = (
-    "Returns the [MASK] of the array.",
-    "The default [MASK] is None.",
-    "Raises an error if the file does not [MASK].",
-    "This function is [MASK] and will be removed in a future version.",
-    "A list of [MASK].",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,20 +231,11 @@ def _curate(gathered: Path, curated: Path) -> dict[str, Any]:
 
 
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
-    from bert_jax.config.experiment import check_experiment
-    from bert_jax.config.recipes import errors_of_user_code, find_recipe
-    from bert_jax.train.run import run as train
-
-    steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
-    get_config = load_recipe(settings["recipe"])
-    with errors_of_user_code(find_recipe(settings["recipe"]), "recipe"):
-        result = get_config(
-            corpus=str(prepared / "train"),
-            heldout=str(prepared / "heldout"),
-            seed=settings["seed"],
-            **steps,
-        )
-    return train(check_experiment(result, settings["recipe"]), folder)
+    recipe = settings["recipe"]
+    arguments = [f"corpus={prepared / 'train'}", f"heldout={prepared / 'heldout'}"]
+    arguments += [f"{n}={settings[n]}" for n in ("seed", "steps") if settings[n] is not None]
+    experiment = call_recipe(load_recipe(recipe), arguments, recipe)
+    return run(check_experiment(experiment, recipe), folder)
 
 
 def _compare_with_ngrams(folder: Path) -> dict[str, Any]:
@@ -277,7 +267,6 @@ def _fill_masks(exported: Path) -> dict[str, Any]:
 def _classify(
     name: str, documents: Path, exported: Path, folder: Path, seed: int
 ) -> dict[str, Any] | int:
-
     write_task = CLASSIFICATION_TASKS[name]
     task = write_task(documents, folder / "task")
     scores = compare_classifiers(task, exported, folder, seed)

@@ -25,7 +25,7 @@ from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.config.train import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
 
 
-def get_config(*, corpus, heldout, steps=4, seed=0):
+def get_config(*, corpus: str, heldout: str, steps: int = 4, seed: int = 0):
     tokenizer = load_tokenizer(corpus + "/vocabulary")
     model = BertConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
