@@ -9,17 +9,9 @@ from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.config.distillation import TEACHER_PARAMS
 from bert_jax.config.labeled_data import TextToTextData
-from bert_jax.config.objectives import (
-    FineTuning,
-    MultiTask,
-    ObjectiveConfig,
-    SentenceEmbedding,
-    Seq2Seq,
-    teacher_of,
-)
+from bert_jax.config.objectives import ObjectiveConfig
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.train import MeshConfig, TrainConfig
-from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError, check_range
 
 
@@ -50,39 +42,9 @@ class Experiment:
                 f"mesh.communication_dtype is bfloat16, but objective.compute.dtype is {dtype}; "
                 "expected float32, or bfloat16 for both"
             )
-        max_seq_length = max(phase.seq_length for phase in self.train.phases)
-        if isinstance(self.objective, Seq2Seq):
-            self._check_encoder_decoder(self.objective)
-            return
-        model = self.objective.model
-        if max_seq_length > model.max_length:
-            raise ConfigError(
-                f"train.phases has seq_length {max_seq_length}, but the model has positions for "
-                f"{model.max_length} tokens (objective.model.positions.max_position_embeddings is "
-                f"{model.positions.max_position_embeddings}); shorten the sequences or enlarge it"
-            )
-        self._check_teacher(max_seq_length)
+        self.objective.check_training(self.train)
+        self._check_teacher()
         self._check_method()
-        if isinstance(self.objective, SentenceEmbedding):
-            for phase in self.train.phases:
-                self.objective.check_batch(phase.batch_size, phase.gradient_accumulation_steps)
-
-    def _check_encoder_decoder(self, objective: Seq2Seq) -> None:
-        """Raises ConfigError if an encoder-decoder cannot be trained with the lengths or method."""
-        limit = objective.model.max_length
-        for phase in self.train.phases:
-            for name in ("seq_length", "target_length"):
-                if not 1 <= getattr(phase, name) <= limit:
-                    raise ConfigError(
-                        f"a phase of train.phases has {name} {getattr(phase, name)}, expected 1 to "
-                        f"{limit}, the positions of objective.model"
-                    )
-        tuning = self.train.tuning
-        if tuning != TuningConfig(frozen=tuning.frozen):
-            raise ConfigError(
-                "train.tuning has settings for encoders, but objective is Seq2Seq; expected the "
-                "default values, except for train.tuning.frozen"
-            )
 
     def _check_method(self) -> None:
         """Raises ConfigError if the tuning method needs something that this run does not have."""
@@ -90,7 +52,6 @@ class Experiment:
         if not tuning.trains_part_of_encoder:
             return
         method = type(tuning.method).__name__
-        assert not isinstance(self.objective, Seq2Seq)
         model, num_virtual_tokens = self.objective.model, tuning.num_virtual_tokens
         max_seq_length = max(phase.seq_length for phase in self.train.phases)
         if num_virtual_tokens and max_seq_length + num_virtual_tokens > model.max_length:
@@ -99,7 +60,7 @@ class Experiment:
                 f"{num_virtual_tokens}, but the model has positions for {model.max_length} tokens; "
                 "shorten one of them"
             )
-        if not isinstance(self.objective, FineTuning | MultiTask):
+        if not self.objective.takes_methods:
             raise ConfigError(
                 f"train.tuning.method is {method}, but the objective is "
                 f"{type(self.objective).__name__}; expected FineTuning or MultiTask, or the method "
@@ -111,9 +72,9 @@ class Experiment:
                 "model, but init_from is null; set it to that model"
             )
 
-    def _check_teacher(self, max_seq_length: int) -> None:
+    def _check_teacher(self) -> None:
         """Raises ConfigError if the objective has a teacher with which the run cannot train."""
-        teacher, tuning = teacher_of(self.objective), self.train.tuning
+        teacher, tuning = self.objective.teacher, self.train.tuning
         if teacher is None:
             return
         if TEACHER_PARAMS not in tuning.frozen:
@@ -131,11 +92,6 @@ class Experiment:
                 f"init_from is {self.init_from}, but objective.distillation.teacher.layers is "
                 f"{list(teacher.layers)}, so the student would start from two models; set "
                 "init_from to null, or the layers to ()"
-            )
-        if max_seq_length > teacher.model.max_length:
-            raise ConfigError(
-                f"train.phases has seq_length {max_seq_length}, but the teacher {teacher.path} has "
-                f"positions for {teacher.model.max_length} tokens; shorten the sequences"
             )
 
 

@@ -15,6 +15,8 @@ from bert_jax.config.distillation import (
     Teacher,
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
+from bert_jax.config.train import ObjectiveBase, TrainConfig
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.models.config import check_token_id
 from bert_jax.models.encoder import EncoderConfig, EncoderDecoderConfig
@@ -29,7 +31,7 @@ from bert_jax.models.mpnet.config import MPNetConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretraining:
+class Pretraining(ObjectiveBase):
     """Configures pretraining: a weighted sum of losses (`objectives/pretraining.py`).
 
     A loss of weight 0 is not computed. The network has the pretraining heads of the model's family
@@ -65,6 +67,11 @@ class Pretraining:
         check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
 
     @property
+    def teacher(self) -> Teacher | None:
+        """Returns the teacher, if there is one."""
+        return None if self.distillation is None else self.distillation.teacher
+
+    @property
     def loss_weights(self) -> dict[str, float]:
         """Returns the weight of each loss by its name."""
         return {
@@ -76,7 +83,7 @@ class Pretraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedPermutedLM:
+class MaskedPermutedLM(ObjectiveBase):
     """Configures MPNet's own pretraining: masked and permuted LM (Song et al. 2020)."""
 
     model: MPNetConfig
@@ -88,7 +95,7 @@ class MaskedPermutedLM:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLM:
+class CausalLM(ObjectiveBase):
     """Configures the paper's left-to-right ablation: next-token prediction with a causal mask."""
 
     model: EncoderConfig
@@ -96,7 +103,7 @@ class CausalLM:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2Seq:
+class Seq2Seq(ObjectiveBase):
     """Configures an encoder-decoder that predicts targets: denoising, or a task as text to text."""
 
     model: EncoderDecoderConfig
@@ -108,6 +115,22 @@ class Seq2Seq:
     def __post_init__(self) -> None:
         check_range("objective.label_smoothing", self.label_smoothing, at_least=0, below=1)
         check_range("objective.z_loss", self.z_loss, at_least=0)
+
+    def check_training(self, train: TrainConfig) -> None:
+        """Raises a ConfigError if the encoder-decoder cannot be trained as `train` says."""
+        limit = self.model.max_length
+        for phase in train.phases:
+            for name in ("seq_length", "target_length"):
+                if not 1 <= getattr(phase, name) <= limit:
+                    raise ConfigError(
+                        f"a phase of train.phases has {name} {getattr(phase, name)}, expected 1 to "
+                        f"{limit}, the positions of objective.model"
+                    )
+        if train.tuning != TuningConfig(frozen=train.tuning.frozen):
+            raise ConfigError(
+                "train.tuning has settings for encoders, but objective is Seq2Seq; expected the "
+                "default values, except for train.tuning.frozen"
+            )
 
 
 EmbeddingSharing = Literal["shared", "gradient_disentangled"]
@@ -123,7 +146,7 @@ gradient_disentangled   The discriminator's table of words is stop_gradient(the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplacedTokens:
+class ReplacedTokens(ObjectiveBase):
     """Configures replaced-token detection (Clark et al. 2020): a generator and a discriminator.
 
     `model` is what the run makes: the discriminator.
@@ -182,13 +205,15 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning:
+class FineTuning(ObjectiveBase):
     """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
 
     The loss is the cross-entropy of the labels (binary for a `RankingHead`), and the squared error
     for a `RegressionHead`. With `distillation`, the outputs of a teacher with the same head are
     learned, too, or the soft labels of the training examples instead of their labels.
     """
+
+    takes_methods = True
 
     model: EncoderConfig
     head: TaskHead
@@ -228,6 +253,13 @@ class FineTuning:
             )
         if self.class_weights:
             _check_class_weights(self.class_weights, self.head)
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Returns the teacher, if there is one."""
+        if isinstance(self.distillation, TaskDistillation):
+            return self.distillation.teacher
+        return None
 
 
 def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
@@ -278,11 +310,13 @@ class UncertaintyWeighting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiTask:
+class MultiTask(ObjectiveBase):
     """Configures multi-task fine-tuning: one encoder with a head for each task.
 
     Like MT-DNN (Liu et al. 2019), but each batch mixes examples of all tasks.
     """
+
+    takes_methods = True
 
     model: EncoderConfig
     heads: tuple[NamedHead, ...]
@@ -364,14 +398,3 @@ EncoderObjective = (
 """The objectives of encoders; the model of `Seq2Seq` is an encoder-decoder."""
 
 ObjectiveConfig = EncoderObjective | Seq2Seq
-
-
-def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
-    """Returns the teacher of an objective with distillation; None for other objectives."""
-    match objective:
-        case Pretraining(distillation=distillation) | FineTuning(distillation=distillation):
-            if distillation is None or isinstance(distillation, SoftLabels):
-                return None
-            return distillation.teacher
-        case _:
-            return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bert_jax.config.labeled_data import Columns, FewShot, Glue, Snli
+from bert_jax.config.train import ObjectiveBase, TrainConfig
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import ComputeConfig
@@ -384,7 +385,7 @@ def teacher_path(loss: SentenceLoss) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceEmbedding:
+class SentenceEmbedding(ObjectiveBase):
     """Configures the training of a sentence encoder: an encoder, pooling, and a loss of vectors.
 
     Attributes:
@@ -413,6 +414,12 @@ class SentenceEmbedding:
     def embedding_size(self) -> int:
         """Returns the number of components of the vectors that the loss reads."""
         return self.sentence_encoder.embedding_size(self.model.hidden_size)
+
+    def check_training(self, train: TrainConfig) -> None:
+        """Raises a ConfigError if the phases or their batches do not fit the objective."""
+        super().check_training(train)
+        for phase in train.phases:
+            self.check_batch(phase.batch_size, phase.gradient_accumulation_steps)
 
     def check_batch(self, batch_size: int, gradient_accumulation_steps: int) -> None:
         """Raises a ConfigError if the loss of a batch cannot be computed in these parts."""

@@ -5,9 +5,10 @@ Imports no jax.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from bert_jax.config.data import Denoising, Masking, MaskingConfig
+from bert_jax.config.distillation import Teacher
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError, check_range
 
@@ -413,3 +414,36 @@ class TrainConfig:
     def steps(self) -> int:
         """Returns the number of updates in all phases."""
         return sum(phase.steps for phase in self.phases)
+
+
+class ObjectiveBase:
+    """Checks that a run can train an objective; the config of every objective extends it.
+
+    Attributes:
+      model: the config of the model.
+      takes_methods: whether `TuningConfig.method` can select a part of the encoder to train.
+    """
+
+    model: Any
+    takes_methods: ClassVar[bool] = False
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Returns the teacher of an objective with distillation; None for other objectives."""
+        return None
+
+    def check_training(self, train: TrainConfig) -> None:
+        """Raises a ConfigError if the model cannot be trained as `train` says."""
+        seq_length, model = max(phase.seq_length for phase in train.phases), self.model
+        if seq_length > model.max_length:
+            raise ConfigError(
+                f"train.phases has seq_length {seq_length}, but the model has positions for "
+                f"{model.max_length} tokens (objective.model.positions.max_position_embeddings is "
+                f"{model.positions.max_position_embeddings}); shorten the sequences or enlarge it"
+            )
+        teacher = self.teacher
+        if teacher is not None and seq_length > teacher.model.max_length:
+            raise ConfigError(
+                f"train.phases has seq_length {seq_length}, but the teacher {teacher.path} has "
+                f"positions for {teacher.model.max_length} tokens; shorten the sequences"
+            )

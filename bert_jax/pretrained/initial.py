@@ -5,7 +5,6 @@ from pathlib import Path
 
 from bert_jax.config.config_lib import from_json
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import teacher_of
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError
 from bert_jax.interop import tf1
@@ -114,7 +113,7 @@ def check_initial_tokenizer(
     if (folder / TOKENIZER_FOLDER).exists():
         tokenizer_paths = {str(folder): folder / TOKENIZER_FOLDER}
     else:
-        teacher = teacher_of(experiment.objective)
+        teacher = experiment.objective.teacher
         models = (experiment.init_from, teacher.path if teacher else None)
         tokenizer_paths = {model: tokenizer_folder(model) for model in models if model is not None}
     for model, tokenizer_path in tokenizer_paths.items():

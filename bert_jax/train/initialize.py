@@ -18,7 +18,6 @@ from jax.experimental import multihost_utils
 
 from bert_jax.config.distillation import Teacher
 from bert_jax.config.experiment import MAY_CHANGE_ON_RESUME, Experiment
-from bert_jax.config.objectives import teacher_of
 from bert_jax.config.tuning import EWC
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.adapters.network import start_from_base
@@ -146,7 +145,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
     experiment, objective, optimizer = setup.experiment, setup.objective, setup.optimizer
     shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract)
     key, tuning = jax.random.key(experiment.seed), experiment.train.tuning
-    teacher = teacher_of(experiment.objective)
+    teacher = experiment.objective.teacher
     if not experiment.init_from and teacher is None:
         jitted_init = jax.jit(
             lambda key: init_state(objective, optimizer, key), out_shardings=shardings

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.objectives import teacher_of
 from bert_jax.config.train import Parallelism, make_mesh_config
 from bert_jax.parallel import sharding
 from bert_jax.runs.attempt_log import read_attempts
@@ -129,7 +128,7 @@ def test_eight_devices_equal_one(name, preset, folder):
     for path, leaf in by_path(jax.device_get({"params": state["params"]})).items():
         # Adam divides by the gradient's size, so rounding errors are as large as the rate.
         np.testing.assert_allclose(leaf, expected[path], atol=1e-5, err_msg=path)
-    if teacher_of(trainer.experiment.objective) is not None:
+    if trainer.experiment.objective.teacher is not None:
         moments = by_path({"opt_state": trainer.setup.abstract["opt_state"]})
         assert moments and not [path for path in moments if "/teacher/" in path]
 

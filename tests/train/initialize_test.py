@@ -10,7 +10,6 @@ import pytest
 from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer
 from bert_jax.config.config_lib import override
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import teacher_of
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
@@ -147,7 +146,7 @@ def test_another_vocabulary_of_the_same_size_is_rejected(folder, tmp_path):
 
 
 def load_teacher_of(config: Experiment) -> LoadedModel:
-    teacher = teacher_of(config.objective)
+    teacher = config.objective.teacher
     assert teacher is not None
     return load_teacher(make_objective(config.objective), teacher)
 

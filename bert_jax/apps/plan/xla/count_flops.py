@@ -13,7 +13,7 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from bert_jax.apps.plan.inputs import Inputs
-from bert_jax.config.objectives import ObjectiveConfig, ReplacedTokens, Seq2Seq, teacher_of
+from bert_jax.config.objectives import ObjectiveConfig, ReplacedTokens, Seq2Seq
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
 from bert_jax.models.layers.config import ComputeConfig
@@ -55,7 +55,7 @@ def _masked_key_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
     networks = [(config.model, 3)]
     if isinstance(config, ReplacedTokens):
         networks.append((config.generator, 3))
-    if teacher := teacher_of(config):
+    if teacher := config.teacher:
         networks.append((teacher.model, 1))  # a teacher has no backward pass
     length = inputs.shapes[-1]["L"]
     flops_per_token = sum(
