@@ -17,7 +17,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import BertConfig, FlaxBertForPreTraining  # type: ignore[attr-defined]
 
-from bert_jax.apps.plan.xla.compile_worker import compile_report, topology
+from bench.tpu_estimate import compile_report
+from bert_jax.apps.plan.compile import topology
 from bert_jax.parallel.tpu_slices import find_slice
 
 

@@ -1,7 +1,7 @@
 """Compiles the train step for TPU slices, next to a plain variant and Hugging Face's Flax BERT.
 
-    python bench/tpu_compile.py --slices v4-32 v5e-16 --sizes base --hf-python ~/hf4/bin/python
-    python bench/tpu_compile.py --sizes base --phase 0 --set train.phases.0.batch_size=512
+    python -m bench.tpu_compile --slices v4-32 v5e-16 --sizes base --hf-python ~/hf4/bin/python
+    python -m bench.tpu_compile --sizes base --phase 0 --set train.phases.0.batch_size=512
 
 The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU. Every row is one
 AdamW step in bfloat16, by default with batch size 256 and length 512. The MFU of all rows uses the
@@ -20,10 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-from bert_jax.apps.plan.inputs import make_inputs
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
-from bert_jax.apps.plan.xla.compile_phase import compile_phase, compiler_versions, run_worker
-from bert_jax.apps.plan.xla.compile_report import CompiledEstimate, estimate_compiled
+from bench.tpu_estimate import CompiledEstimate, compile_phase, estimate_compiled
+from bert_jax.apps.plan.compile import compiler_versions, run_worker
+from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.config.experiment import Experiment
 from bert_jax.errors import UserError
 from bert_jax.models.bert.config import BertConfig

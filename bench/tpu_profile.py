@@ -1,11 +1,11 @@
 """Profiles a step compiled for a TPU slice by the compiler's schedule.
 
-    python bench/tpu_profile.py v6e-16 --arg size=base tpu=true parallelism=fsdp
+    python -m bench.tpu_profile v6e-16 --arg size=base tpu=true parallelism=fsdp
 
 The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU. The first table
 groups similar operations, with the time that the matrix units would need for their products at
 peak. Attention kernels, collectives, and operations without an estimate are not included (see
-`bert-jax plan --compile`). The second table compiles the matrix products of one layer in isolation,
+`bench/tpu_estimate.py`). The second table compiles the matrix products of one layer in isolation,
 and one large product, to show which fraction of the peak the compiler's schedule reaches.
 """
 
@@ -21,10 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.apps.plan.inputs import make_inputs
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
-from bert_jax.apps.plan.xla import compile_worker, hlo
-from bert_jax.apps.plan.xla.compile_phase import LIBTPU_ENVIRONMENT, compiler_versions
+from bench import tpu_hlo
+from bert_jax.apps.plan.compile import LIBTPU_ENVIRONMENT, compiler_versions, lower, topology
+from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.config.experiment import Experiment
 from bert_jax.parallel.tpu_slices import Slice, find_slice
 
@@ -61,14 +60,14 @@ def compiled_text(experiment: Experiment, phase_index: int, tpu_slice: Slice) ->
     """Returns the scheduled program of a phase's longest batch."""
     inputs = make_inputs(experiment)[phase_index]
     request = {"phase": phase_index, "fields": list(inputs.fields), "sizes": inputs.shapes[-1]}
-    devices = np.asarray(compile_worker.topology(tpu_slice).devices).reshape(-1).tolist()
-    return compile_worker.lower(experiment, request, devices).compile().as_text()
+    devices = np.asarray(topology(tpu_slice).devices).reshape(-1).tolist()
+    return lower(experiment, request, devices).compile().as_text()
 
 
 def print_op_kinds(text: str, tpu_slice: Slice, top_k: int) -> None:
     """Prints a row per group of operations of the same origin and result, the slowest first."""
     kinds: dict[tuple[str, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
-    for op, parts, times in hlo.operations(text):
+    for op, parts, times in tpu_hlo.operations(text):
         if op.cycles is None:
             continue
         origin = re.search(r'op_name="(?:jit\([^)]*\)/)?([^"]*)"', op.text)
@@ -89,7 +88,7 @@ def print_op_kinds(text: str, tpu_slice: Slice, top_k: int) -> None:
         print(f"| {row[0] * 1e3:.2f} | {row[1]:.0f} | {row[2] * 1e3:.2f} | {origin} | {result} |")
 
 
-def matmul_flops(fused_ops: list[hlo.Op]) -> float:
+def matmul_flops(fused_ops: list[tpu_hlo.Op]) -> float:
     """Counts the FLOPs of the matrix products among fused operations: 2 m n k.
 
     The product m n k is the root of the product of the three matrix sizes. This holds for products
@@ -105,7 +104,7 @@ def matmul_flops(fused_ops: list[hlo.Op]) -> float:
     return total
 
 
-def num_elements(op: hlo.Op) -> int:
+def num_elements(op: tpu_hlo.Op) -> int:
     """Returns the number of elements of an operation's result, a single array."""
     dims = re.search(r"\[([\d,]*)\]", op.result_type)
     assert dims is not None
@@ -135,7 +134,7 @@ def print_matmuls(experiment: Experiment, phase_index: int, tpu_slice: Slice) ->
             (8192, 8192, 8192),
         ),
     ]
-    device = jax.sharding.SingleDeviceSharding(compile_worker.topology(tpu_slice).devices[0])
+    device = jax.sharding.SingleDeviceSharding(topology(tpu_slice).devices[0])
     print("| isolated product | us | fraction of the peak |")
     print("|---|---|---|")
     for m, k, n in shapes:
@@ -143,7 +142,7 @@ def print_matmuls(experiment: Experiment, phase_index: int, tpu_slice: Slice) ->
             jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=device) for shape in ((m, k), (k, n))
         ]
         compiled: Any = jax.jit(matmul).lower(*pair).compile()
-        seconds = hlo.read_costs(compiled.as_text()).cycles / tpu_slice.generation.clock_hz
+        seconds = tpu_hlo.read_costs(compiled.as_text()).cycles / tpu_slice.generation.clock_hz
         fraction = 2 * m * k * n / tpu_slice.generation.device_flops / seconds
         print(f"| [{m}, {k}] x [{k}, {n}] | {seconds * 1e6:.1f} | {fraction:.2f} |")
 

@@ -29,7 +29,8 @@ class Generation:
       cores_per_device: number of TensorCores of a JAX device; two share the grid of a kernel.
       chip_config: libtpu's `chip_config_name` that makes a chip one device; None: the default.
       saved_replicated, saved_sharded, saved_ffn: bytes of a layer's activations that XLA saves for
-        the backward pass; see `SavedBytes` in `bert_jax/apps/plan/activations.py`.
+        the backward pass (fixed, numbers of the compute dtype): of [tokens, D] two inputs of norms,
+        four arrays split by heads, the input of the non-linearity; `bert_jax/apps/plan/trace.py`.
       usd_on_demand, usd_spot: US list price of a chip-hour; None if none is published.
       backends: the services that rent it: "tpu-api" (Cloud TPU), "gce" (Compute Engine).
       runtime_version: Cloud TPU's software version.

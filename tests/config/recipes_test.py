@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.inputs import planned_experiment
 from bert_jax.apps.quickstart.stages import _pretrain
 from bert_jax.apps.testing.models import small_model
 from bert_jax.cli import tpu as tpu_verb

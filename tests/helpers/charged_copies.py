@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from bert_jax.apps.plan.xla.compile_report import COPY_OVERCOUNT, optimal_seconds
-from bert_jax.apps.plan.xla.compile_worker import topology
-from bert_jax.apps.plan.xla.hlo import read_costs
+from bench.tpu_estimate import COPY_OVERCOUNT, optimal_seconds
+from bench.tpu_hlo import read_costs
+from bert_jax.apps.plan.compile import topology
 from bert_jax.parallel.tpu_slices import find_slice
 
 CHAINS = ((4096, 1024, 4), (2048, 2048, 6), (8192, 768, 8), (16384, 1024, 3))

@@ -1,7 +1,7 @@
 """Tests training steps with adapters: meshes, microbatches, several tasks, memory of the state.
 
 Covers bert_jax/train/step.py, bert_jax/train/tuning/freezing.py and
-bert_jax/apps/plan/state_bytes.py.
+bert_jax/apps/plan/memory.py.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.apps.plan.state_bytes import state_bytes
+from bert_jax.apps.plan.memory import state_bytes
 from bert_jax.apps.testing.batches import fine_tuning_batch
 from bert_jax.apps.testing.models import small_config
 from bert_jax.batch import ENCODER_FIELDS

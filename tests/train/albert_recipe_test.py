@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.apps.plan.inputs import make_inputs
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.config.data import NGramMasking, PretrainingData, SentenceOrderPairs
 from bert_jax.config.objectives import Pretraining
 from bert_jax.config.train import Lamb, WarmupLinear

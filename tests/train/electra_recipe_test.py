@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.inputs import planned_experiment
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.data import Masking, PretrainingData, SingleSegment
 from bert_jax.config.experiment import Experiment

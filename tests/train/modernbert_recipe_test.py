@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.apps.plan.inputs import make_inputs
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.data import Masking, PackedSegments, PretrainingData
 from bert_jax.config.experiment import Experiment

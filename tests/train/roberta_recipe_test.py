@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.inputs import planned_experiment
 from bert_jax.config.data import DynamicMasking, FullSentences, Masking, PretrainingData
 from bert_jax.config.objectives import Pretraining
 from bert_jax.config.recipes import call_recipe, load_recipe

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
+from bert_jax.apps.plan.inputs import planned_experiment
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import (
     BartDenoising,

@@ -3,9 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.cli.arguments import RecipeArguments
 from bert_jax.config.flags import REQUIRED, flag, switch
@@ -13,8 +13,9 @@ from bert_jax.errors import ConfigError
 from bert_jax.parallel.tpu_slices import Slice, all_slices, find_slice
 
 if TYPE_CHECKING:
+    from bert_jax.apps.plan.compile import CompiledEstimate
     from bert_jax.apps.plan.estimate import RunPlan
-    from bert_jax.apps.plan.xla.compile_report import CompiledEstimate
+    from bert_jax.apps.plan.inputs import Inputs
     from bert_jax.config.experiment import Experiment
 
 logger = logging.getLogger(__name__)
@@ -73,12 +74,9 @@ def run(args: Arguments) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # planning must not occupy a TPU of this machine
     from bert_jax.apps.plan import table
-    from bert_jax.apps.plan.estimate import RunPlan
-    from bert_jax.apps.plan.placeholder_corpus import planned_experiment
-    from bert_jax.apps.plan.plan_json import plan_to_json
-    from bert_jax.apps.plan.suggestions import suggest
-    from bert_jax.apps.plan.xla.compile_phase import compiler_versions
-    from bert_jax.apps.plan.xla.compile_table import describe_compiled
+    from bert_jax.apps.plan.compile import compiler_versions
+    from bert_jax.apps.plan.estimate import RunPlan, suggest
+    from bert_jax.apps.plan.inputs import planned_experiment
     from bert_jax.parallel.tpu_slices import prices_as_of
 
     experiment, missing_corpora = planned_experiment(
@@ -89,11 +87,15 @@ def run(args: Arguments) -> int:
     suggestions = {
         plan.tpu_slice.name: suggest(plan) for plan in plans if not plan.fits and len(slices) == 1
     }
-    compiled = _compile_plans(plans) if args.compile else {}
-    largest_batches = _find_largest_batches(plans) if args.largest_batch else {}
+    compiled = _for_each_phase(plans, "compiling", _compile) if args.compile else {}
+    largest_batches = (
+        _for_each_phase(plans, "searching for the largest batch", _largest_batch)
+        if args.largest_batch
+        else {}
+    )
     if args.json:
         slice_entries = [
-            plan_to_json(
+            table.plan_to_json(
                 plan,
                 suggestions.get(slice_.name, ()),
                 compiled.get(slice_.name, ()),
@@ -116,7 +118,7 @@ def run(args: Arguments) -> int:
         print(table.assumptions(args.mfu))
         for plan in plans if args.compile else ():
             name = plan.tpu_slice.name
-            report = describe_compiled(
+            report = table.describe_compiled(
                 plan, compiled[name], compiler_versions(), largest_batches.get(name, ())
             )
             print(f"\n{report}", end="")
@@ -142,46 +144,36 @@ def _plan_slices(
     return planned
 
 
-def _compile_plans(plans: Sequence["RunPlan"]) -> dict[str, list["CompiledEstimate"]]:
-    """Compiles every phase for every slice; progress goes to standard error."""
-    from bert_jax.apps.plan.xla.compile_phase import compile_phase
-    from bert_jax.apps.plan.xla.count_flops import check_formula
-
-    # The formula does not depend on the slice. With cached features the encoder does not run.
-    for phase in plans[0].phases if plans else ():
-        experiment = plans[0].experiment
-        if experiment.train.tuning.features != "cached":
-            check_formula(experiment.objective, phase.inputs)
-    by_slice: dict[str, list[CompiledEstimate]] = {}
+def _for_each_phase(
+    plans: Sequence["RunPlan"], action: str, function: Callable[..., Any]
+) -> dict[str, list[Any]]:
+    """Calls a function for every phase of every plan; progress goes to standard error."""
+    by_slice: dict[str, list[Any]] = {}
     for plan in plans:
         for index, phase in enumerate(plan.phases):
             label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
-            logger.info("compiling for %s; this takes minutes ...", label)
+            logger.info("%s: %s; this takes minutes ...", label, action)
             start = time.monotonic()
-            compiled_phase = compile_phase(plan.experiment, phase.inputs, index, plan.tpu_slice)
-            logger.info("compiled for %s in %.0f s", label, time.monotonic() - start)
-            by_slice.setdefault(plan.tpu_slice.name, []).append(compiled_phase)
+            result = function(plan, phase.inputs, index)
+            logger.info("%s: done in %.0f s", label, time.monotonic() - start)
+            by_slice.setdefault(plan.tpu_slice.name, []).append(result)
     return by_slice
 
 
-def _find_largest_batches(plans: Sequence["RunPlan"]) -> dict[str, list[int]]:
-    """Finds the largest batch of every phase for every slice."""
-    from bert_jax.apps.plan.xla.largest_batch import largest_batch
+def _compile(plan: "RunPlan", inputs: "Inputs", index: int) -> "CompiledEstimate":
+    from bert_jax.apps.plan.compile import compile_phase
 
-    by_slice: dict[str, list[int]] = {}
-    for plan in plans:
-        for index, phase in enumerate(plan.phases):
-            label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
-            logger.info("%s: searching for the largest batch ...", label)
-            batch_size = largest_batch(
-                plan.experiment, phase.inputs, index, plan.tpu_slice, plan.usable_bytes
-            )
-            by_slice.setdefault(plan.tpu_slice.name, []).append(batch_size)
-    return by_slice
+    return compile_phase(plan.experiment, inputs, index, plan.tpu_slice)
+
+
+def _largest_batch(plan: "RunPlan", inputs: "Inputs", index: int) -> int:
+    from bert_jax.apps.plan.compile import largest_batch
+
+    return largest_batch(plan.experiment, inputs, index, plan.tpu_slice, plan.usable_bytes)
 
 
 def _fits(plan: "RunPlan", compiled: dict[str, list["CompiledEstimate"]]) -> bool:
-    """Returns whether the plan fits: by the compiled programs if available, else by the formula."""
+    """Returns whether the plan fits: by the compiled programs if available."""
     by_slice = compiled.get(plan.tpu_slice.name)
     return (
         plan.fits

@@ -1,9 +1,11 @@
-"""Formats plans as text: one run on one slice in full, or one line per slice to compare slices."""
+"""Formats plans: one slice in full, one line per slice to compare slices, or as JSON values."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-from bert_jax.apps.plan.estimate import MEMORY_MARGIN, Bounds, PhasePlan, RunPlan
-from bert_jax.apps.plan.suggestions import Suggestion
+from bert_jax.apps.plan.compile import CompiledEstimate
+from bert_jax.apps.plan.estimate import MEMORY_MARGIN, Bounds, PhasePlan, RunPlan, Suggestion
 from bert_jax.apps.plan.timing import min_batch_size
 from bert_jax.parallel.tpu_slices import Slice, prices_as_of
 
@@ -48,7 +50,7 @@ def assumptions(mfu: float) -> str:
     return (
         f"These are estimates. Hours range from compute only, at an assumed MFU of {mfu:.0%}\n"
         "(--mfu), to compute, communication, and optimizer without overlap. They exclude\n"
-        "evaluation, checkpoints, and compilation. Memory is computed by formula, usually within\n"
+        "evaluation, checkpoints, and compilation. Memory is traced from the loss, usually within\n"
         "10 % of the compiler's figure (--compile).\n"
         f"USD: list prices of {prices_as_of()}."
     )
@@ -289,3 +291,112 @@ def format_gib(size: float) -> str:
 def format_milliseconds(seconds: float) -> str:
     """Formats seconds as milliseconds with three significant digits."""
     return f"{1e3 * seconds:.3g}"
+
+
+def plan_to_json(
+    plan: RunPlan,
+    suggestions: Sequence[Suggestion] = (),
+    compiled: Sequence[CompiledEstimate] = (),
+    largest_batch_sizes: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Converts a plan to JSON values; time and cost are pairs [compute only, no overlap].
+
+    Args:
+      plan: the plan of a run on a slice.
+      suggestions: changes after which the run fits.
+      compiled: the compiler's estimate of each phase, if it ran.
+      largest_batch_sizes: the largest batch size of each phase that fits per the compiler.
+    """
+    tpu_slice, state = plan.tpu_slice, plan.state
+    sizes = plan.experiment.mesh.axis_sizes(tpu_slice.devices)
+    usd = {"spot": plan.usd(spot=True), "on_demand": plan.usd(spot=False)}
+    return {
+        "slice": tpu_slice.name,
+        "chips": tpu_slice.chips,
+        "hosts": tpu_slice.hosts,
+        "devices": tpu_slice.devices,
+        "device_hbm_bytes": int(tpu_slice.device_hbm_gib * 2**30),
+        "usable_bytes": plan.usable_bytes,
+        "mfu": plan.mfu,
+        "mesh": dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)),
+        "parameters": state.num_parameters,
+        "teacher_parameters": state.num_teacher_parameters,
+        "fits": plan.fits,
+        "excess_bytes": max(0, plan.memory.total - plan.usable_bytes),
+        "hours": list(plan.hours),
+        "usd": {name: None if each is None else list(each) for name, each in usd.items()},
+        "phases": [_phase_to_json(phase) for phase in plan.phases],
+        "compiled": [dataclasses.asdict(each) for each in compiled],
+        "largest_batch_sizes": list(largest_batch_sizes),
+        "suggestions": [
+            {
+                "description": suggestion.description,
+                "set": list(suggestion.overrides),
+                "slice": suggestion.plan.tpu_slice.name,
+                "bytes": suggestion.plan.memory.total,
+                "hours": list(suggestion.plan.hours),
+            }
+            for suggestion in suggestions
+        ],
+    }
+
+
+def _phase_to_json(phase: PhasePlan) -> dict[str, Any]:
+    inputs, step = phase.inputs, phase.step
+    return {
+        "seq_length": inputs.phase.seq_length,
+        "target_length": inputs.phase.target_length,
+        "steps": inputs.phase.steps,
+        "batch_size": inputs.phase.batch_size,
+        "gradient_accumulation_steps": inputs.phase.gradient_accumulation_steps,
+        "per_device_batch_size": phase.per_device_batch_size,
+        "batch_length_fractions": {
+            str(sizes["L"]): fraction
+            for sizes, fraction in zip(inputs.shapes, inputs.step_fractions, strict=True)
+        },
+        "memory_bytes": {**dataclasses.asdict(phase.memory), "total": phase.memory.total},
+        "step": {
+            "model_flops": step.flops,
+            "tokens": step.tokens,
+            "compute_seconds": step.compute,
+            "gradient_comm_seconds": step.gradient_comm,
+            "activation_comm_seconds": step.activation_comm,
+            "optimizer_seconds": step.optimizer,
+        },
+        "seconds": list(phase.seconds),
+    }
+
+
+def describe_compiled(
+    plan: RunPlan,
+    estimates: Sequence[CompiledEstimate],
+    versions: str,
+    largest_batch_sizes: Sequence[int] = (),
+) -> str:
+    """Formats the compiler's memory in a column for each phase.
+
+    Args:
+      plan: the plan of the run.
+      estimates: the compiler's estimate of each phase.
+      versions: the versions of libtpu and JAX.
+      largest_batch_sizes: the largest batch size of each phase that fits; empty if not requested.
+    """
+    lengths, usable = _length_headers(plan), plan.usable_bytes
+    lines = [
+        f"compiled by {versions} for {plan.tpu_slice.name}; not run on a TPU",
+        format_columns(
+            ("one device", *lengths),
+            (
+                "peak memory, GiB",
+                *("-" if each.out_of_memory else format_gib(each.peak_bytes) for each in estimates),
+            ),
+            ("usable memory, GiB", *(format_gib(usable) for _ in estimates)),
+            ("result", *("fits" if each.fits(usable) else "NO" for each in estimates)),
+        ),
+    ]
+    for length, each in zip(lengths, estimates, strict=True):
+        if each.out_of_memory is not None:
+            lines.append(f"{length} does NOT fit: {each.out_of_memory}")
+    for length, batch_size in zip(lengths, largest_batch_sizes, strict=False):
+        lines.append(f"{length}, largest batch size that fits: {batch_size:,}")
+    return "\n".join(lines) + "\n"

@@ -24,9 +24,10 @@ checkpoints, compilation, or waiting for data.
 import math
 from dataclasses import dataclass
 
-from bert_jax.apps.plan.activations import itemsize
+import numpy as np
+
 from bert_jax.apps.plan.inputs import Inputs
-from bert_jax.apps.plan.state_bytes import StateBytes
+from bert_jax.apps.plan.memory import StateBytes
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.parallel.tpu_slices import Slice
@@ -139,7 +140,8 @@ def _activation_comm(
     else:
         model = objective.model
         reduced_tokens = 4 * model.num_applied_layers * tokens
-    reduced_bytes = reduced_tokens / (data * fsdp) * model.hidden_size * itemsize(objective)
+    itemsize = np.dtype(objective.compute.dtype).itemsize
+    reduced_bytes = reduced_tokens / (data * fsdp) * model.hidden_size * itemsize
     link_bytes = 2 * _bytes_leaving_chip(experiment, tpu_slice)[2] * reduced_bytes
     return link_bytes / tpu_slice.generation.link_bytes_per_second
 

@@ -1,7 +1,6 @@
 """Runs `bert-jax plan` without data, on one or more slices, and with wrong arguments.
 
-Covers bert_jax/apps/plan/cli.py, bert_jax/apps/plan/placeholder_corpus.py,
-bert_jax/apps/plan/plan_json.py, bert_jax/apps/plan/inputs.py, and bert_jax/apps/plan/table.py.
+Covers bert_jax/apps/plan/cli.py, bert_jax/apps/plan/inputs.py, and bert_jax/apps/plan/table.py.
 """
 
 import csv
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.apps.plan.placeholder_corpus import write_placeholder_vocab
+from bert_jax.apps.plan.inputs import write_placeholder_vocab
 from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.text.load_tokenizer import load_tokenizer
@@ -176,7 +175,8 @@ def test_plan_shows_memory_and_flops_of_a_method(labeled_recipe, capsys):
         plans.append(json.loads(capsys.readouterr().out)["slices"][0]["phases"][0])
     full, lora, prompt, prefix = (phase["memory_bytes"] for phase in plans)
     assert lora["optimizer"] < 0.2 * full["optimizer"]
-    assert lora["activations"] == full["activations"] < prefix["activations"]
+    # The inputs of frozen kernels are not saved.
+    assert lora["activations"] < full["activations"] and lora["activations"] < prefix["activations"]
     # The longest sequences have 20 tokens; scores grow with the square of the length.
     assert 25 / 20 < prompt["activations"] / full["activations"] < (25 / 20) ** 2
     full, lora, prompt, prefix = (phase["step"]["model_flops"] for phase in plans)

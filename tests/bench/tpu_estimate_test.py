@@ -1,44 +1,30 @@
-"""Compiles for a TPU without one, reads memory and times, and bisects the largest batch.
+"""Estimates times from the compiler's report, and compiles for a TPU without one.
 
-Covers bert_jax/apps/plan/xla/compile_phase.py, bert_jax/apps/plan/xla/compile_worker.py,
-bert_jax/apps/plan/xla/compile_report.py, bert_jax/apps/plan/xla/compile_table.py, and
-bert_jax/apps/plan/xla/largest_batch.py.
+Covers bench/tpu_estimate.py.
 """
 
 import importlib.util
 import json
-import logging
 import os
 import subprocess
 import sys
 
 import pytest
 
-from bert_jax.apps.plan.estimate import make_plan
-from bert_jax.apps.plan.inputs import make_inputs
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
-from bert_jax.apps.plan.plan_json import plan_to_json
-from bert_jax.apps.plan.xla import compile_phase as compile_module
-from bert_jax.apps.plan.xla import compile_report as compiled_module
-from bert_jax.apps.plan.xla.compile_phase import compile_phase
-from bert_jax.apps.plan.xla.compile_report import (
-    CompiledEstimate,
-    collective_seconds,
-    estimate_compiled,
-)
-from bert_jax.apps.plan.xla.compile_table import describe_compiled
-from bert_jax.apps.plan.xla.largest_batch import largest_batch
-from bert_jax.errors import UserError
+from bench import tpu_estimate as compiled_module
+from bench.tpu_estimate import collective_seconds, compile_phase, estimate_compiled
+from bert_jax.apps.plan import compile as compile_module
+from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.parallel.tpu_slices import all_slices, find_slice
 
-RECIPE = "configs/pretrain/bert.py"
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: bert_jax[tpu]"
 )
 
 
 def planned(*changes: str):
-    experiment, _ = planned_experiment(RECIPE, ["size=tiny"], list(changes), 30522)
+    recipe = "configs/pretrain/bert.py"
+    experiment, _ = planned_experiment(recipe, ["size=tiny"], list(changes), 30522)
     return experiment, make_inputs(experiment)
 
 
@@ -55,14 +41,6 @@ def test_compile_phase_fits_and_is_cached(tmp_path):
     written = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path) == found
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == written
-
-
-@needs_libtpu
-@pytest.mark.slow
-def test_compile_phase_reports_out_of_memory(tmp_path):
-    experiment, inputs = planned("train.phases.1.batch_size=65536")
-    found = compile_phase(experiment, inputs[1], 1, find_slice("v2-32"), tmp_path)
-    assert found.out_of_memory is not None and "exceed" in found.out_of_memory
 
 
 @needs_libtpu
@@ -143,65 +121,6 @@ ENTRY"""
         ).roofline_seconds
         is None
     )
-
-
-def test_describe_compiled_with_and_without_fit():
-    """A phase that does not fit has no times, neither as text nor as JSON."""
-    experiment, inputs = planned()
-    plan = make_plan(experiment, find_slice("v5e-16"), inputs=inputs)
-    full = CompiledEstimate(out_of_memory="Ran out of memory: 17G of 15.75G")
-    good = estimate_compiled(make_report(15_000_000, 0.02), plan.tpu_slice, 1e12)
-    text = describe_compiled(plan, [good, full], "libtpu 1", [1024, 16])
-    assert "length 512, largest batch size that fits: 16" in text
-    assert "length 512 does NOT fit: Ran out of memory: 17G of 15.75G" in text
-    (result,) = (line.split()[1:] for line in text.splitlines() if "result" in line)
-    (schedule,) = (line.split()[-2:] for line in text.splitlines() if "by schedule, ms" in line)
-    assert result == ["fits", "NO"] and schedule == ["10", "-"]
-    first, second = plan_to_json(plan, compiled=[good, full], largest_batch_sizes=[512, 16])[
-        "compiled"
-    ]
-    assert second["seconds"] == second["mfu"] == {} and second["out_of_memory"]
-    assert first["seconds"]["schedule"] == pytest.approx(0.01)
-    assert json.dumps([first, second])
-
-
-def test_missing_libtpu_error_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda name: None)
-    experiment, inputs = planned()
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
-        compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
-
-
-GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    "max_per_device",
-    [0, 7, 4096, 10_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 100))],
-)
-@pytest.mark.parametrize("limited_by", ["the compiler", "the margin"])
-def test_largest_batch_bisection(max_per_device, limited_by, caplog):
-    experiment, inputs = planned()
-    tpu_slice, tried_batch_sizes = find_slice("v4-32"), []
-
-    def compiler(experiment, inputs, phase, tpu_slice, cache):
-        batch_size = experiment.train.phases[phase].batch_size
-        assert inputs.shapes[-1]["B"] == batch_size
-        tried_batch_sizes.append(batch_size)
-        if limited_by == "the margin":
-            return CompiledEstimate(out_of_memory=None, peak_bytes=batch_size * GIB)
-        return CompiledEstimate(
-            out_of_memory=None if batch_size <= 16 * max_per_device else "out of memory"
-        )
-
-    usable_bytes = 16 * max_per_device * GIB
-    with caplog.at_level(logging.INFO):
-        found = largest_batch(
-            experiment, inputs[1], 1, tpu_slice, usable_bytes, compile_fn=compiler
-        )
-    assert found == 16 * min(max_per_device, 4096)
-    assert len(tried_batch_sizes) == len(caplog.messages) <= 25
-    assert max(tried_batch_sizes) <= 16 * 4096
 
 
 def test_collective_seconds_over_links_of_corner_chip():

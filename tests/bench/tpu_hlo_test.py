@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.apps.plan.xla.hlo import read_costs
+from bench.tpu_hlo import read_costs
 from bert_jax.errors import UserError
 
 # ruff: noqa: E501 (XLA writes long lines)

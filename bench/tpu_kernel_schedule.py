@@ -1,4 +1,4 @@
-"""Counts the cycles of attention kernels from their schedule; a subprocess of `compile_phase.py`.
+"""Counts the cycles of attention kernels from their schedule; a subprocess of `tpu_estimate.py`.
 
 XLA has no cost estimate for kernels, but libtpu can dump the instructions that it scheduled for
 one. Each cycle issues one bundle of instructions. The kernels of this project are one loop over
@@ -53,7 +53,7 @@ def _compile(direction: str, request: dict[str, Any]) -> int:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from bert_jax.apps.plan.xla.compile_worker import topology
+    from bert_jax.apps.plan.compile import topology
     from bert_jax.models.layers import pallas_attention
     from bert_jax.parallel.tpu_slices import find_slice
 

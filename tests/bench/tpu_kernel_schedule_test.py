@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bert_jax.apps.plan.xla.compile_phase import run_worker_module
+from bert_jax.apps.plan.compile import run_worker_module
 from bert_jax.models.layers.pallas_attention import is_supported, operand_dtype
 from bert_jax.parallel.tpu_slices import find_slice
 
@@ -28,6 +28,6 @@ def test_attention_kernel_compiles_at_every_length(slice_name, dtype, rate):
         request = {"slice": slice_name, "seq_length": length, "hidden_size": 256}
         request |= {"num_heads": 4, "dropout_rate": rate}
         found = json.loads(
-            run_worker_module("bert_jax.apps.plan.xla.kernel_schedule", {**request, "dtype": dtype})
+            run_worker_module("bench.tpu_kernel_schedule", {**request, "dtype": dtype})
         )
         assert found["forward"] > 0 and found["backward"] > 0

@@ -1,9 +1,12 @@
-"""Parses replica groups in each form that XLA writes, and compares them with NumPy."""
+"""Parses replica groups in each form that XLA writes, and compares them with NumPy.
+
+Covers bench/tpu_hlo.py.
+"""
 
 import numpy as np
 import pytest
 
-from bert_jax.apps.plan.xla.replica_groups import first_replica_group
+from bench.tpu_hlo import first_replica_group
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Compares the FLOPs formula with the matrix products counted in the program.
 
-Covers bert_jax/apps/plan/xla/count_flops.py and bert_jax/train/flops.py.
+Covers bert_jax/train/flops.py.
 """
 
 import dataclasses
@@ -8,9 +8,7 @@ import re
 
 import pytest
 
-from bert_jax.apps.plan.inputs import Inputs, make_inputs
-from bert_jax.apps.plan.placeholder_corpus import planned_experiment
-from bert_jax.apps.plan.xla import count_flops
+from bert_jax.apps.plan.inputs import Inputs, make_inputs, planned_experiment
 from bert_jax.config.objectives import FineTuning, Pretraining, Seq2Seq
 from bert_jax.config.train import Phase
 from bert_jax.config.tuning import BitFit, TuningConfig
@@ -29,6 +27,7 @@ from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
 from bert_jax.train.tuning.freezing import lowest_trainable_depth
+from tests.helpers import count_flops
 
 RECIPE = "configs/pretrain/bert.py"
 
