@@ -22,10 +22,11 @@ from bert_jax.models.electra import tf1 as electra
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.huggingface import ACTIVATIONS
+from bert_jax.models.layers.config import Activation
 
 CONFIG, ALBERT_CONFIG = "bert_config.json", "albert_config.json"
 # ALBERT's "gelu" is the tanh form, which Hugging Face's files of v2 call "gelu_new".
-_ALBERT_ACTIVATIONS = {**ACTIVATIONS, "gelu": "gelu_tanh"}
+_ALBERT_ACTIVATIONS: dict[str, Activation] = {**ACTIVATIONS, "gelu": "gelu_tanh"}
 _INDEX_SUFFIX, _INDEX_FILES = ".index", "*.index"
 
 

@@ -52,7 +52,7 @@ def test_pages_of_the_site_link_to_pages_of_the_site():
     outside = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in DOCS.rglob("*.md")
-        if page.name != "files.md"  # not on the site
+        if page.name not in ("files.md", "reading.md")  # not on the site
         for target in links(page)
         if not (page.parent / target).resolve().is_relative_to(DOCS)
     ]

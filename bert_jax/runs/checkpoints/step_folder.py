@@ -30,7 +30,7 @@ PARAMS, TRAINING, INFO = "params", "training", "info"
 
 def read_info(step_folder: epath.Path) -> dict[str, Any]:
     """Returns the JSON values saved with one step."""
-    return ocp.JsonCheckpointHandler().restore(step_folder / INFO)
+    return dict(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
 
 
 def absolute_path(folder: epath.PathLike) -> epath.Path:

@@ -194,7 +194,7 @@ def test_pairs_take_both_texts_from_one_corpus(folders) -> None:
 
 
 def test_weights_are_fractions_of_the_tokens_in_a_period(folders, plan) -> None:
-    corpora = parse_mixture([f"{folders[0]}=1.4", f"{folders[1]}=0.6"]).corpora
+    corpora = parse_mixture((f"{folders[0]}=1.4", f"{folders[1]}=0.6")).corpora
     data = _data(SingleSegment())
     planned = plan(corpora, data, num_sequences=PERIOD)
     mixed, uses = planned.mixed, planned.uses
@@ -214,7 +214,7 @@ def test_weights_are_fractions_of_the_tokens_in_a_period(folders, plan) -> None:
 
 
 def test_weights_are_fractions_of_packed_tokens(folders, plan) -> None:
-    corpora = parse_mixture([f"{folders[0]}=0.7", f"{folders[1]}=0.3"]).corpora
+    corpora = parse_mixture((f"{folders[0]}=0.7", f"{folders[1]}=0.3")).corpora
     data = _data(PackedSegments(), masking=None)
     planned = plan(corpora, data, num_sequences=1000)
     mixed, uses = planned.mixed, planned.uses
@@ -322,11 +322,11 @@ def test_corpora_that_cannot_be_mixed_raise(folders, tmp_path: Path) -> None:
 )
 def test_invalid_weights_raise_config_error(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_mixture(words)
+        parse_mixture(tuple(words))
 
 
 def test_mixture_round_trips_through_json() -> None:
-    data = PretrainingData(corpus=parse_mixture(["data/a=b=0.7", "c=0.3"]))
+    data = PretrainingData(corpus=parse_mixture(("data/a=b=0.7", "c=0.3")))
     assert isinstance(data.corpus, CorpusMixture)
     assert data.corpus.corpora[0] == WeightedCorpus(folder="data/a=b", weight=0.7)
     assert from_json(PretrainingData, to_json(data)) == data
