@@ -130,6 +130,9 @@ def _verify(model: LoadedModel, folder: Path) -> float:
     for path in sorted(expected.keys() | found.keys()):
         if path not in expected or path not in found or expected[path].shape != found[path].shape:
             raise UserError(f"the export was not written: {path} is not the same when read back")
+        # Not equal bits: a merged adapter is compared as a product, and the folder may hold it
+        # with another rank (padded, or by blocks of a joint tensor). The initial value is for
+        # empty parameters.
         max_difference = float(np.abs(expected[path] - found[path]).max(initial=0.0))
         # `not <=` and not `>`: a difference of NaN is an error, too.
         if not max_difference <= TOLERANCE:
@@ -146,6 +149,8 @@ def _comparable(model: LoadedModel) -> dict[str, np.ndarray]:
     params = dict(model.params)
     if isinstance(model.adapter, PrefixTuning):
         prepare, base = implementation(model.adapter).prepare, group_by_module(model.params)
+        # peft stores the computed keys and values, and no folder has the encoder that computed
+        # them, so that is what can be compared.
         params[ADAPTER] = dict(prepare(group_adapter(model.adapter_params), base))
     elif model.adapter is not None:
         params[ADAPTER] = model.adapter_params

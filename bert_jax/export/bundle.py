@@ -28,6 +28,8 @@ from bert_jax.predict.embedder import choose_prompt
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.version import __version__
 
+# All three are lowered on any machine, so the bundle of a CPU runs on accelerators that its
+# author does not have.
 PLATFORMS = ("cpu", "cuda", "tpu")
 """The kinds of devices on which a bundle runs; one file serves all of them."""
 
@@ -108,6 +110,8 @@ def _export_program(
     def forward(flat: dict[str, jax.Array], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return compute(paths.unflatten(flat), batch)
 
+    # The number of rows is symbolic, but the length is not: shapes of the program, such as the
+    # blocks of local attention, are computed from the length when it is traced.
     symbols = f"b, a, {length}" if network.has_choices else f"b, {length}"
     dims: Any = jax.export.symbolic_shape(symbols)
     params = {

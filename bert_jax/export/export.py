@@ -84,6 +84,8 @@ def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) 
     check_new_folder(output)
     model = _without_unknown_heads(model)
     try:
+        # The export is checked inside of the block, before the rename: a folder with the final
+        # name is always a checked one.
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
             write_folder(model, partial_folder)
@@ -111,7 +113,10 @@ def log_onnx(model: LoadedModel, folder: Path, precision: OnnxPrecision) -> list
 
 
 def _without_unknown_heads(model: LoadedModel) -> LoadedModel:
+    # A model with LoRA, DoRA or IA3 arrives here merged; what is left are adapters that no
+    # weights of the base can express.
     require_no_adapter(model, "be exported as a Hugging Face folder")
+    # Hugging Face's classes would report tensors of other heads as unexpected.
     known_heads = {head for heads in format_of(model.config).heads.values() for head in heads}
     unknown_heads = [head for head in HEADS if head in model.params and head not in known_heads]
     if unknown_heads:
@@ -179,6 +184,7 @@ def _without_position_init(config: EncoderConfig) -> EncoderConfig:
     """Returns a config without how the position table is initialized, which no export stores."""
     if isinstance(config.positions, NoPositions):
         return config
+    # config.json of Hugging Face has no field for it, so it always reads back as the default.
     positions = dataclasses.replace(config.positions, init="normal")
     return dataclasses.replace(config, positions=positions)
 
@@ -207,6 +213,8 @@ def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str
     input_ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, seq_length))
     attention_mask, token_type_ids = np.ones_like(input_ids), np.zeros_like(input_ids)
     largest_type = max(0, config.type_vocab_size - 1)
+    # Both token types occur in the random row, so that a swapped or lost row of the table is
+    # found.
     token_type_ids[1, seq_length // 2 :] = min(1, largest_type)
     if tokenizer is not None and seq_length > 4:
         num_special_tokens = tokenizer.template.num_pair_special_tokens

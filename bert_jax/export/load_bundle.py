@@ -18,6 +18,8 @@ Files of a bundle:
     load_bundle.py        this file
 """
 
+# No module of bert_jax is imported here, because a copy of this file is in every bundle and runs
+# where bert_jax is not installed.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -63,6 +65,8 @@ class Bundle:
         self.info = _read_info(self._folder)
         for name, digest in self.info["files"].items():
             _check_file(self._folder / name, digest)
+        # jax calls the backend "gpu", but `jax.export` names the platforms of programs "cuda" and
+        # "rocm".
         platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
         if platform not in self.info["platforms"]:
             raise BundleError(
@@ -130,6 +134,7 @@ class Bundle:
         num_rows, length = (batch["input_ids"].shape[axis] for axis in (0, -1))
         outputs = [
             self._run_rows({name: batch[name][start : start + MAX_ROWS] for name in inputs})
+            # At least one run, so that an empty batch gets outputs of the right dims and dtype.
             for start in range(0, max(num_rows, 1), MAX_ROWS)
         ]
         found: dict[str, np.ndarray] = {}
@@ -147,11 +152,15 @@ class Bundle:
                 f"the batch has {length} tokens in a row, more than the model's limit of "
                 f"{self.info['lengths'][-1]}; truncate the texts"
             )
+        # The next power of two: the program takes any number of rows, but jax compiles it again
+        # for every number that it meets, so at most 7 are compiled for `MAX_ROWS`.
         padding_rows = (1 << max(num_rows - 1, 0).bit_length()) - num_rows
         padded: dict[str, np.ndarray] = {}
         for name in self.info["inputs"]:
             ids = np.asarray(batch[name], np.int32)
             widths = [(0, padding_rows), *[(0, 0)] * (ids.ndim - 2), (0, lengths[0] - length)]
+            # Zeros are right for mask and types only: families such as RoBERTa count positions
+            # over the tokens that differ from the padding id, which is 1 there.
             pad = self.info["pad_token_id"] if name == "input_ids" else 0
             padded[name] = np.pad(ids, widths, constant_values=pad)
         outputs = self._program(lengths[0])(self.params, padded)
@@ -162,6 +171,9 @@ class Bundle:
         if length not in self._programs:
             file = self._folder / f"forward-{length}.jaxexport"
             try:
+                # jax promises to read programs of earlier versions for six months, so a failure
+                # here is more often a matter of versions than of a damaged file, whose SHA-256
+                # was checked.
                 exported = jax.export.deserialize(bytearray(file.read_bytes()))
             except Exception as error:
                 raise BundleError(
@@ -179,9 +191,13 @@ class Bundle:
                 raise BundleError(
                     f"{self._folder} has no tokenizer.json; call `run` with token ids"
                 )
+            # Imported late: a bundle without texts, whose caller passes token ids to `run`, needs
+            # no tokenizers library.
             from tokenizers import Tokenizer
 
             self._tokenizer = Tokenizer.from_file(str(file))
+            # tokenizer.json may store the padding and truncation of its training; padding to a
+            # fixed length would compute the longest program for every text.
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(self.info["max_length"])
         return self._tokenizer

@@ -80,6 +80,7 @@ class ShippedNetwork:
     @property
     def input_names(self) -> tuple[str, ...]:
         """Returns the fields that the network reads; token types only if there is more than one."""
+        # RoBERTa's table of token types has one row, so an input could have one value only.
         names = ("input_ids", "attention_mask")
         return (*names, "token_type_ids") if self.config.type_vocab_size > 1 else names
 
@@ -192,9 +193,14 @@ def _compute(
 ) -> dict[str, jax.Array]:
     choices = batch["input_ids"].shape[1]
     if _scope(output) == "choices":
+        # The encoder reads two dims; the choices of all examples are rows of one batch, and the
+        # scores are folded back at the end.
         batch = {name: ids.reshape(-1, ids.shape[-1]) for name, ids in batch.items()}
+    # The network expects token types of every family, although a shipped model of one type has no
+    # such input.
     fields = {"token_type_ids": jnp.zeros_like(batch["input_ids"]), **batch}
     if isinstance(output, SentenceEncoderConfig):
+        # The empty head comes first: encoders without dense layers store no parameters for it.
         encoder = build_sentence_encoder(config, output).merge({SENTENCE_HEAD: {}, **params})
         hidden = encoder.encode(fields).last_hidden_state
         vectors = encoder.sentence_head(hidden, fields["attention_mask"])

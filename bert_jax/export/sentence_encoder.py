@@ -23,6 +23,8 @@ from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import HEAD_CONFIG, HEAD_WEIGHTS, is_setfit_folder, load_head
 from bert_jax.pretrained.load import SentenceModel, load_sentence_model, require_tokenizer
 
+# An empty text has special tokens only, and the last one is longer than 512 tokens, so that
+# truncation is compared, too.
 _SAMPLE_TEXTS = (
     "",
     "The bell of the church rang nine.",
@@ -94,6 +96,8 @@ def with_choices(
         )
     modules = sentence.config.modules
     if normalize is not None:
+        # A folder may normalize more than once, which is the same as once, so all of them are
+        # removed.
         while modules and isinstance(modules[-1], Normalize):
             modules = modules[:-1]
     config = dataclasses.replace(
@@ -101,6 +105,8 @@ def with_choices(
         pooling=sentence.config.pooling if pooling is None else (pooling,),
         modules=(*modules, Normalize()) if normalize else modules,
     )
+    # Called for its check only: a dense layer raises here, before anything is computed or
+    # written.
     config.embedding_size(sentence.model.config.hidden_size)
     return dataclasses.replace(sentence, config=config, is_trained=True)
 
@@ -129,6 +135,8 @@ def export_sentence_encoder(
     # Hugging Face's BertModel has a pooler; without its tensors it would be initialized at random.
     parts = {
         name: sentence.model.params[name]
+        # The heads of pretraining are dropped: sentence-transformers loads AutoModel, which has
+        # none of them.
         for name in ("encoder", "pooler")
         if name in sentence.model.params
     }
@@ -143,6 +151,8 @@ def export_sentence_encoder(
             write_sentence_head(folder, head, size, length)
             if is_setfit_folder(model.path):
                 load_head(Path(model.path)).save(folder)
+            # Both: equal hidden states do not show that pooling, dense layers and prompts were
+            # written as they are.
             difference = max(verify_export(model, folder), _verify_vectors(sentence, folder))
             lines: list[str] = []
             if onnx is not None:

@@ -56,6 +56,7 @@ def _write(model: LoadedSeq2Seq, folder: Path) -> None:
         model.tokenizer.save(folder)
         # Without the length, `tokenizer(text, truncation=True)` would not truncate.
         file = folder / TOKENIZER_CONFIG_FILE
+        # T5 has relative positions and therefore no largest length of its own.
         length = {"model_max_length": min(model.config.max_length, _MAX_LENGTH)}
         file.write_text(format_json(read_json_object(file) | length), "utf-8")
 
@@ -70,6 +71,7 @@ def _verify(model: LoadedSeq2Seq, folder: Path) -> float:
     expected, found = (paths.flatten(each.params) for each in (model, reloaded))
     for path in sorted(expected.keys() | found.keys()):
         is_in_both = path in expected and path in found
+        # Equal bits, not a tolerance: writing and reading only transpose and rename.
         if not (is_in_both and np.array_equal(found[path], expected[path])):
             raise UserError(f"the export was not written: {path} is not the same when read back")
     logits, reloaded_logits = _sample_logits(model), _sample_logits(reloaded)
@@ -95,6 +97,7 @@ def _sample_logits(model: LoadedSeq2Seq) -> np.ndarray:
         hidden = module(input_ids, None, decoder_input_ids).last_hidden_state
         return module.logits(hidden)
 
+    # Accelerators multiply float32 matrices in lower precision by default.
     with jax.default_matmul_precision("highest"):
         return np.asarray(logits(model.params))
 

@@ -71,5 +71,6 @@ def next_token_weights(batch: Batch) -> jax.Array:
     weights = batch["attention_mask"][:, 1:].astype(jnp.float32)
     if "packing_ids" in batch:
         packing_ids = batch["packing_ids"]
+        # The first token of a packed example cannot be predicted from the example before it.
         weights *= (packing_ids[:, 1:] == packing_ids[:, :-1]).astype(jnp.float32)
     return weights

@@ -91,6 +91,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
         hidden = student.encode(batch, dropout_key).last_hidden_state
         loss, metrics = self.hard_losses(student, hidden, batch, loss_denominators)
         teacher = self.teacher.merge(jax.lax.stop_gradient(params[TEACHER]))
+        # Without a dropout key: the teacher is deterministic, as in DistilBERT's training.
         teacher_hidden = teacher.encode(batch).last_hidden_state
         soft_metrics: Metrics = {}
         if config.soft_weight:
@@ -217,6 +218,8 @@ class TaskDistillationObjective(FineTuningObjective):
 
     def check_teacher(self, path: str, head: TaskHead | None, missing: tuple[str, ...]) -> None:
         """Raises a ConfigError if a teacher has another task head than the student."""
+        # Labels, too: logits are compared by their index, so another order would be learned
+        # without an error.
         if head != self.config.head:
             raise ConfigError(
                 f"the teacher {path} has the task head {head}, but objective.head is "
@@ -268,6 +271,8 @@ def soft_target_loss(student: jax.Array, teacher: jax.Array, temperature: float)
     student_log_probs = jax.nn.log_softmax(student.astype(jnp.float32) / temperature)
     teacher_log_probs = jax.nn.log_softmax(teacher.astype(jnp.float32) / temperature)
     differences = teacher_log_probs - student_log_probs
+    # Gradients of the soft targets scale with 1 / T^2, so the factor keeps their weight when the
+    # temperature changes (Hinton et al. 2015, section 2).
     return temperature**2 * jnp.sum(jnp.exp(teacher_log_probs) * differences, axis=-1)
 
 

@@ -44,6 +44,8 @@ class FineTuningObjective(Objective):
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the sum of the weights of all labels, which are examples or words."""
         total = jnp.sum(self.spec.label_weights(batch, self.config.class_weights))
+        # Class weights can make the total less than 1, so it is not clipped to 1 as a count would
+        # be.
         return {"loss": jnp.where(total > 0, total, 1.0)}
 
     def compute_loss(
@@ -63,6 +65,8 @@ class FineTuningObjective(Objective):
     def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
         """Returns the same path; None for the layer of a head that the model does not have."""
         own_head = self.config.head
+        # A classifier is reused for equal heads only; the pooler below it comes from the model
+        # anyway.
         is_new = head != own_head and path.startswith(f"{head_param_name(own_head)}/")
         return None if is_new else path
 
@@ -142,6 +146,7 @@ class FineTuningObjective(Objective):
             batch_size = batch[self.spec.input_fields[0]].shape[0]
             vectors = network.sequence_vectors(hidden, self.token_mask(batch))
             hidden = vectors.reshape(batch_size, -1, hidden.shape[-1])
+        # The cache is float32, so that it fits runs of any compute dtype.
         return hidden.astype(jnp.float32)
 
 
@@ -167,4 +172,5 @@ class CachedFeaturesObjective(FineTuningObjective):
     def token_mask(self, batch: Batch) -> jax.Array:
         """Returns which positions of `hidden_states` are real tokens, int32 [B, L]."""
         mask = super().token_mask(batch)
+        # The cached vector is a sequence of one token, which is always real.
         return jnp.ones_like(mask[:, :1]) if reads_one_vector(self.config.head) else mask

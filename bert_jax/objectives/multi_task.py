@@ -71,6 +71,8 @@ class MultiTaskObjective(Objective):
         has_log_variance = isinstance(self.config.weighting, UncertaintyWeighting)
         heads, shared = {}, []
         for name, params in zip(self.tasks, per_task_params, strict=True):
+            # A pooler for each task, so that the parameters of one task are a complete model,
+            # which is all that evaluation, prediction and export know.
             heads[name] = {part: tree for part, tree in params.items() if part not in SHARED}
             heads[name] |= {LOG_VARIANCE: log_variance} if has_log_variance else {}
             shared.append({part: params[part] for part in SHARED if part in params})
@@ -93,6 +95,7 @@ class MultiTaskObjective(Objective):
             task_batch = _mask_other_tasks(task_id, task, batch)
             num_task_examples = jnp.maximum(jnp.sum(task_batch["example_weights"]), 1.0)
             denominators[f"{name}/loss"] = task.loss_denominators(task_batch)["loss"] * (
+                # So all examples have the same weight, and a task's weight is its sampling rate.
                 num_examples / num_task_examples
             )
         return denominators
@@ -109,6 +112,8 @@ class MultiTaskObjective(Objective):
         encoder_key = heads_key = None
         if dropout_key is not None:
             encoder_key, heads_key = jax.random.split(dropout_key)
+        # Any of the networks: all of them have the same encoder, which is computed once for all
+        # tasks.
         hidden = networks[self.config.task_names[0]].encode(batch, encoder_key).last_hidden_state
         loss = jnp.float32(0)
         metrics: dict[str, WeightedMean] = {"padding_fraction": padding_fraction(batch)}
@@ -126,6 +131,9 @@ class MultiTaskObjective(Objective):
                     example_fraction = (
                         jnp.sum(task_batch["example_weights"]) / loss_denominators["num_examples"]
                     )
+                    # Kendall et al. 2018 learn log(sigma^2), here s, because it is stable and
+                    # needs no division. The penalty counts by examples, so a task without
+                    # examples in the batch moves nothing.
                     loss += scale * jnp.exp(-s) * task_loss + example_fraction * s / 2
                     task_metrics[LOG_VARIANCE] = WeightedMean(s, jnp.float32(1))
             metrics |= {f"{name}/{metric}": value for metric, value in task_metrics.items()}

@@ -111,6 +111,8 @@ class PretrainingObjective(Objective):
         """Computes one of the losses, of which `total` is the sum to divide, and its metrics."""
         match name:
             case "mlm":
+                # Logits of all positions would take 7 % more time and 0.85 GiB more on each chip
+                # (estimate of the TPU compiler for BERT-base on a v5e-16).
                 selected_hidden = gather_positions(hidden_BLD, batch["masked_lm_positions"])
                 logits = model.masked_lm_logits(selected_hidden)
                 return masked_lm_loss(logits, batch, self.config.mask_token_id)
@@ -141,6 +143,8 @@ def _denominator(name: str, batch: Batch) -> jax.Array:
     """Returns the divisor of the sum of a loss over the whole batch, a float32 scalar."""
     match name:
         case "mlm":
+            # The divisors depend on the batch alone, not on a microbatch, so that the parts of an
+            # accumulated gradient add up exactly.
             return jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0)
         case "nsp":
             return jnp.float32(batch["next_sentence_labels"].shape[0])
@@ -165,6 +169,8 @@ def masked_lm_loss(
     selected_input_ids = jnp.take_along_axis(
         batch["input_ids"], batch["masked_lm_positions"], axis=1
     )
+    # Of the selected tokens 80 % show [MASK], 10 % a random token and 10 % themselves (Devlin et
+    # al. 2019, 3.1). A random token may be the original one, which counts as kept.
     group_masks = {
         "masked": selected_input_ids == mask_token_id,
         "kept": selected_input_ids == labels,

@@ -134,6 +134,8 @@ class SentenceEmbeddingObjective(Objective):
         }
         # The key is an input, so the backward pass repeats the dropout of the forward pass.
         keys = None if dropout_key is None else jax.random.split(dropout_key, num_chunks)
+        # `prevent_cse` only costs time here: inside a loop XLA cannot merge the recomputation
+        # with the forward pass.
         encode = jax.checkpoint(lambda chunk, key: _encode(network, chunk, key), prevent_cse=False)
         vectors = jax.lax.map(lambda inputs: encode(*inputs), (chunks, keys))
         vectors = vectors.reshape(num_chunks, chunk_size, -1, self.config.embedding_size)
@@ -299,6 +301,7 @@ def cosent_loss(u: jax.Array, v: jax.Array, scores: jax.Array, scale: float) -> 
     """
     cosines = scale * pairwise_cosine(u, v)
     is_ordered = scores[:, None] > scores[None, :]
+    # -inf adds nothing to the sum of exponentials; the appended 0 is the 1 in the logarithm.
     differences = jnp.where(is_ordered, cosines[None, :] - cosines[:, None], -jnp.inf)
     return jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
 
@@ -324,6 +327,8 @@ def ranking_logits(
     if not hard_negative_weight:
         return logits
     size = queries.shape[0]
+    # The weight is for a query's own hard negatives only; those of other queries keep their
+    # logits.
     own = jnp.tile(jnp.eye(size, dtype=logits.dtype), (1, len(negatives)))
     return logits.at[:, size:].add(hard_negative_weight * own)
 

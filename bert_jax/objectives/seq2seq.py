@@ -62,6 +62,7 @@ class Seq2SeqObjective(Objective):
             "token_accuracy": weighted_mean(is_correct(logits, targets), weights),
             "padding_fraction": padding_fraction(batch),
         }
+        # After the metrics, so that a reported loss does not depend on smoothing and z-loss.
         losses = self._regularized(losses, logits)
         total = weighted_mean(losses, weights).total
         return LossOutput(total / loss_denominators["seq2seq"], metrics)
@@ -82,6 +83,8 @@ class Seq2SeqObjective(Objective):
             return losses
         log_z = jax.nn.logsumexp(logits, axis=-1)
         if config.label_smoothing:
+            # The mean of the cross-entropies of all tokens, from log Z and the logits, without
+            # one-hot labels of the size of the logits.
             uniform = log_z - jnp.mean(logits, axis=-1)
             losses = (1 - config.label_smoothing) * losses + config.label_smoothing * uniform
         return losses + config.z_loss * jnp.square(log_z)
@@ -104,4 +107,5 @@ def shift_right(
     shifted = shift(target_ids, start_id)
     if packing_ids is None:
         return shifted
+    # -1 is the id of no target, so the first position always differs and gets the start token.
     return jnp.where(packing_ids == shift(packing_ids, -1), shifted, start_id)

@@ -38,6 +38,7 @@ def _cpu_name() -> str:
 
 
 _GPU_PEAK_FLOPS = {
+    # Dense figures; the data sheets also print twice as much, for sparse matrices.
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
@@ -51,6 +52,8 @@ def peak_flops(devices: Sequence[Any]) -> float | None:
     for generation in (each.generation for each in all_slices().values()):
         # Some versions of JAX report "TPU v5 lite" and "TPU v5", others "TPU v5e" and "TPU v5p".
         if kind in (generation.device_kind, f"TPU {generation.name}"):
+            # By device and not by chip: v2, v3 and tpu7x have two JAX devices on a chip, and the
+            # peak would be off by two.
             return generation.device_flops * len(devices)
     for name, flops in _GPU_PEAK_FLOPS.items():
         if kind.startswith(name):

@@ -122,6 +122,7 @@ def initialize(config: DistributedConfig) -> None:
         jax.config.update("jax_num_cpu_devices", config.local_devices)
     if config.coordinator is None:
         return
+    # For CPUs only; on TPUs and GPUs the setting has no effect.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     num_processes, process_id = config.num_processes, config.process_id
     if config.coordinator == "auto":
@@ -134,6 +135,8 @@ def initialize(config: DistributedConfig) -> None:
         initialize_args = (config.coordinator, num_processes, process_id)
         process_name = f"process {process_id} of {num_processes}"
         if num_processes > 1:
+            # Checked before JAX starts: when it finds a missing process, it aborts the others
+            # with a C++ stack trace that Python cannot catch.
             settings: dict[str, Any] = {"number of devices": config.local_devices}
             settings |= rendezvous.package_versions()
             rendezvous.wait_for_all_processes(
@@ -143,6 +146,8 @@ def initialize(config: DistributedConfig) -> None:
         jax.distributed.initialize(
             *initialize_args,
             initialization_timeout=math.ceil(rendezvous.timeout_seconds()),
+            # When a process is killed, the others hang in a collective until the heartbeat fails
+            # and JAX aborts them (measured: 98 s of the default 100).
             heartbeat_timeout_seconds=config.heartbeat_seconds,
         )
     except (RuntimeError, ValueError) as error:
@@ -180,6 +185,7 @@ def barrier(name: str, *, timeout_seconds: float = 3600) -> None:
             key=f"bert_jax {name}", timeout_ms=round(timeout_seconds * 1000)
         )
     except jax.errors.JaxRuntimeError as error:
+        # The names of missing processes are in JAX's message only, not in a field of the error.
         _, _, timed_out = str(error).partition("timed out task names:")
         missing = [int(line) for line in timed_out.splitlines() if line.strip().isdigit()]
         missing_text = (
@@ -201,6 +207,8 @@ def run_on_process_0(function: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return function()
+    # The length is broadcast first, because a broadcast needs arrays of the same shape on all
+    # processes.
     payload: dict[str, Any] = {}
     failure: Exception | None = None
     if jax.process_index() == 0:

@@ -69,12 +69,15 @@ def rendezvous_address(coordinator: str) -> tuple[str, int]:
         raise UserError(
             f"coordinator {coordinator!r}: expected HOST:PORT, for example 10.0.0.2:8476"
         )
+    # The coordinator's own port cannot be used, because JAX's service will listen there.
     return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1)
 
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of JAX, and a hash of the code, because a host may have older code."""
     package, code = Path(__file__).parents[1], hashlib.sha256()
+    # Versions alone are not enough: a host with older code of the same version would compile
+    # another program and hang in the first collective.
     for file in sorted(package.rglob("*.py")):
         code.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib")}
@@ -170,6 +173,7 @@ def _report_to_process_0(own: dict[str, Any], host: str, port: int, seconds: flo
         try:
             with socket.create_connection((host, port), timeout=remaining) as connection:
                 connection.sendall(json.dumps(own).encode() + b"\n")
+                # Process 0 replies to all at the end, which may be at its own deadline.
                 connection.settimeout(seconds + _REPLY_MARGIN_SECONDS)
                 if reply := _read_message(connection):
                     return reply["problem"]
@@ -188,6 +192,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Listens on the loopback address if `host` is this machine, else on all addresses."""
     if host == "localhost" or host.startswith("127."):
         return socket.create_server(("127.0.0.1" if host == "localhost" else host, port))
+    # Hosts of a cluster may resolve the coordinator's name to an IPv4 or an IPv6 address.
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

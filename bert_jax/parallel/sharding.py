@@ -37,6 +37,8 @@ def make_mesh(
     """Makes the device mesh (data, fsdp, tensor), by default over all devices of all processes."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh_config.axis_sizes(len(devices))
+    # `jax.make_mesh` defaults to explicit axes; here XLA propagates the shardings through the
+    # model.
     return jax.make_mesh(
         sizes, ("data", "fsdp", "tensor"), devices=devices, axis_types=(AxisType.Auto,) * 3
     )
@@ -79,6 +81,8 @@ def optimizer_shardings(
         path = "/".join(str(name) for name in names[start:])
         if path in params_by_path and params_by_path[path].shape == leaf.shape:
             return NamedSharding(mesh, parameter_spec(path, leaf.shape, mesh))
+        # Scalars such as Adam's count, too: without a sharding of the mesh they would be on one
+        # device, and a restored run would fail on them.
         return replicated(mesh)
 
     return tree_map_with_path(leaf_sharding, jax.eval_shape(optimizer.init, params))
@@ -164,6 +168,7 @@ def gather_params(
     dtype = jnp.dtype(communication_dtype)
 
     def cast_matrix(path: str, leaf: Any) -> Any:
+        # Products would round a matrix anyway, which is not so for biases and norms.
         is_matrix = leaf.ndim > 1 and paths.matches_any(MATRIX_PATTERNS, path)
         return leaf.astype(dtype) if is_matrix else leaf
 
@@ -175,5 +180,6 @@ def gather_params(
 
 
 def _replicated_over_fsdp(leaf: Any) -> NamedSharding:
+    # Only fsdp is gathered: a split over tensor is how the layers compute.
     spec = PartitionSpec(*(None if axis == "fsdp" else axis for axis in leaf.sharding.spec))
     return NamedSharding(leaf.sharding.mesh, spec)

@@ -121,6 +121,8 @@ def find_slice(name: str) -> Slice:
     if name not in slices:
         by_type = {each.accelerator_type: each.name for each in slices.values()}
         known = [*slices, *filter(None, by_type)]
+        # Both kinds of names are searched: v2 to v4 and v5p count cores in accelerator types and
+        # others count chips, so these names are often confused.
         (nearest,) = closest_names(name, known, cutoff=0.0)
         raise ConfigError(
             f"slice {name!r} is not known; the nearest is {by_type.get(nearest, nearest)!r} "

@@ -151,6 +151,8 @@ def _training_line(
         return Series(label="schedule", points=schedule)
     if name == "learning_rate" or len(points) < _MIN_SMOOTHED:
         return Series(label=label, points=points)
+    # Averages start again in each phase, because losses of sequences of different lengths cannot
+    # be compared.
     ends = [phase.end for phase in run.phases]
     return Series(label=label, points=smooth(points, _span(run), ends), raw=points)
 
@@ -176,6 +178,7 @@ def _schedule(run: RunData) -> list[tuple[float, float]]:
     else:
         decay = schedule["decay_steps"]
         fractions = [i / _DECAY_POINTS for i in range(_DECAY_POINTS + 1)] if decay else [0.0]
+        # The decay by a square root is not a line, so it is drawn by points.
         corners += [(end - decay * (1 - x), peak * (1 - x**0.5)) for x in fractions]
     last = run.last_step
     line = [point for point in corners if point[0] < last]

@@ -150,6 +150,8 @@ def html_page(title: str, body: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Texts of data sets are in the report; even if an escape were missing, no script of
+        # theirs could run and nothing could be loaded.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
@@ -164,6 +166,7 @@ def escape(value: Any) -> str:
 
 def is_number(value: Any) -> bool:
     """Returns whether a value of a JSON file is a finite number."""
+    # `bool` is a subclass of `int` in Python.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

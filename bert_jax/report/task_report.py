@@ -67,6 +67,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], title: str) -> str:
 def scatter(pairs: Sequence[tuple[float, float]], title: str) -> str:
     """Draws a dot for each (reference, predicted) pair; on the dashed diagonal both are equal."""
     values = [value for pair in pairs for value in pair]
+    # Both axes have one range, so that equal values are on the diagonal.
     axis_ticks = ticks(min(values), max(values))
     low, high = axis_ticks[0], axis_ticks[-1]
     area = PlotArea(low_x=low, high_x=high, low_y=low, high_y=high)

@@ -106,6 +106,7 @@ def _embeddings(graph: GraphBuilder, config: EncoderConfig, inputs: dict[str, st
         case PaddingOffsetPositions(pad_token_id=pad):
             # Positions are counted over the tokens that are not padding, from `pad` + 1.
             is_padding = graph.add("Equal", ids, graph.constant(pad, np.int64))
+            # 7 is int64 and 1 is float32 in ONNX's `TensorProto.DataType`.
             is_real = graph.add("Cast", graph.add("Not", is_padding), to=7)
             count = graph.add("CumSum", is_real, graph.constant(1, np.int64))
             rows = graph.add("Mul", count, is_real)
@@ -124,6 +125,8 @@ def _layer_paths(config: EncoderConfig) -> list[str]:
         return [
             f"groups/{group}/layers/{layer}"
             for group, applications in enumerate(config.group_applications())
+            # The same weights are named again for each application; ONNX stores an initializer
+            # once, however many operations read it.
             for _ in range(applications)
             for layer in range(config.inner_group_num)
         ]
@@ -146,6 +149,7 @@ def _post_norm_block(
 def _relative_bias(graph: GraphBuilder, config: MPNetConfig, length: str) -> str:
     """Returns the bias of relative positions, float32 [1, H, L, L]."""
     farthest = config.max_length - 1
+    # The buckets of all distances are a constant of the graph, so the graph needs no logarithm.
     buckets = relative_position_buckets(np.arange(-farthest, farthest + 1))
     index = graph.add("Add", distances(graph, length), graph.constant(farthest, np.int64))
     bucket = graph.add("Gather", graph.constant(buckets, np.int64), index)
@@ -161,6 +165,8 @@ def _pre_norm_layers(
     too_far = graph.add(
         "Greater",
         graph.add("Abs", distances(graph, length)),
+        # Local attention is written as a mask over all pairs: blocks need static shapes, and the
+        # length of an ONNX graph is dynamic.
         graph.constant(config.radius, np.int64),
     )
     outside = graph.add("Mul", graph.add("Cast", too_far, to=1), graph.scalar(MASKED_SCORE))
@@ -172,6 +178,8 @@ def _pre_norm_layers(
     for layer, kind in enumerate(config.layer_types):
         path = f"encoder/layers/{layer}"
         normed = x
+        # ModernBERT's first layer has no norm before attention, because the embeddings are
+        # already normalized.
         if graph.has_weight(f"{path}/attention_norm/scale"):
             normed = layer_norm(graph, x, f"{path}/attention_norm", eps)
         attended = self_attention(

@@ -51,6 +51,8 @@ def sentence_embedding(
                 if activation is not None:
                     vectors = activate(graph, vectors, activation)
             case Normalize():
+                # 1e-12 is the epsilon of PyTorch's `normalize`, which sentence-transformers
+                # calls.
                 norm = graph.add("ReduceL2", vectors, graph.integers(-1), keepdims=1)
                 vectors = graph.add("Div", vectors, graph.add("Max", norm, graph.scalar(1e-12)))
     if config.truncate_dim is None:
@@ -107,6 +109,7 @@ def _from_one(graph: GraphBuilder, hidden: str) -> str:
 
 def _weighted_mean(graph: GraphBuilder, hidden: str, weights: str) -> str:
     total = _sum(graph, graph.add("Mul", hidden, weights))
+    # At least 1, so that a row of padding gives zeros and not NaN.
     return graph.add("Div", total, _clip_to_one(graph, _sum(graph, weights)))
 
 
@@ -179,6 +182,7 @@ def _masked_lm_logits(graph: GraphBuilder, config: EncoderConfig, hidden: str) -
         hidden = _prediction_head(graph, config, hidden)
     table = "masked_lm/decoder"
     if config.tie_word_embeddings:
+        # The same initializer as the lookup reads, so a tied table is in the file once.
         table = "encoder/embeddings/word_embeddings/embedding"
     kernel = graph.add("Transpose", graph.weight(table), perm=(1, 0))
     return graph.add("Add", graph.add("MatMul", hidden, kernel), graph.weight("masked_lm/bias"))
@@ -214,5 +218,7 @@ def _sequence_vector(
     match config.sequence_pooling:
         case "first_token":
             return first_token(graph, hidden)
+        # EuroBERT's late pooling is a mean of logits over tokens. The layer is linear, so the
+        # mean of its inputs gives the same with fewer products.
         case "mean" | "late":
             return mean_of_tokens(graph, hidden, attention_mask)

@@ -44,7 +44,10 @@ class GraphBuilder:
         """Returns an array of numbers as a value of the graph."""
         array = np.asarray(values, dtype)
         content = "_".join(map(str, array.flatten().tolist()))
+        # Small constants are named by their content, so that equal ones are shared.
         suffix = content if array.size <= 4 else str(len(self._initializers))
+        # Dtype and shape are part of the name, so that a scalar 0, a list [0] and a float 0 stay
+        # different values.
         return self._initializer(f"{array.dtype}{list(array.shape)}_{suffix}", array)
 
     def integers(self, *values: int) -> str:
@@ -63,6 +66,8 @@ class GraphBuilder:
 
     def rename(self, value: str, name: str) -> None:
         """Gives a value the name of an output of the graph."""
+        # An Identity instead of a new name, because the value may be an input of other
+        # operations.
         self._nodes.append(helper.make_node("Identity", [value], [name], name=f"output_{name}"))
 
     def model(self, inputs: Mapping[str, Dims], outputs: Mapping[str, Dims]) -> onnx.ModelProto:
@@ -179,6 +184,7 @@ def self_attention(
       rotation: rotates queries and keys; None for families with position embeddings.
     """
     heads, width = config.num_attention_heads, config.hidden_size
+    # 0 copies a dim of the input in ONNX's Reshape, so batch and length stay dynamic.
     shape = graph.integers(0, 0, heads, width // heads)
     query, key, value = (
         graph.add("Reshape", dense(graph, x, f"{path}/{name}"), shape)
@@ -201,6 +207,7 @@ def _rotate(graph: GraphBuilder, x: str, rotation: Rotation) -> str:
     last = graph.integers(-1)
     half = graph.add("Div", graph.add("Shape", x, start=3, end=4), graph.integers(2))
     first = graph.add("Slice", x, graph.integers(0), half, last)
+    # A slice that ends after the last element is cut to the size, as in NumPy.
     second = graph.add("Slice", x, half, graph.integers(2**31), last)
 
     def product(left: str, right: str) -> str:

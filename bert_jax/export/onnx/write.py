@@ -132,6 +132,7 @@ def run_onnx(file: Path, batch: Mapping[str, np.ndarray]) -> Arrays:
 
     session: Any = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
+    # ONNX files of Hugging Face models take ids as int64; in JAX they are int32.
     fields = {name: ids.astype(np.int64) for name, ids in batch.items()}
     return dict(zip(names, session.run(names, fields), strict=True))
 
@@ -147,6 +148,7 @@ def _save(model: Any, file: Path, is_external: bool) -> None:
         onnx.save_model(model, file, save_as_external_data=True, location=f"{file.name}_data")
     else:
         onnx.save_model(model, file)
+    # By path, because the checker does not accept models above 2 GiB in memory.
     onnx.checker.check_model(str(file), full_check=True)
 
 
@@ -157,6 +159,8 @@ def _quantize(file: Path, output: Path, is_external: bool) -> None:
         quantize_dynamic(
             file,
             output,
+            # One scale for each output channel; channels of a kernel differ in size, and a common
+            # scale would round the small ones away.
             per_channel=True,
             weight_type=QuantType.QInt8,
             # 7 bits: processors without VNNI add pairs of products in 16 bits, which int8 weights
@@ -199,6 +203,8 @@ def _agreement(
         dims = network.output_dims[name]
         if name in ("start_logits", "end_logits"):  # the best token of each text
             padding = batch["attention_mask"] == 0
+            # The two runtimes mask padding differently, so the best token is chosen among real
+            # tokens only.
             best = (np.where(padding, -np.inf, each[name]) for each in (expected, found))
             left, right = (each.argmax(-1) for each in best)
             fraction = float(np.mean(left == right))
