@@ -54,6 +54,8 @@ def read_config(
     data = read_json_object(file)
     model_type = data.get("model_type", default_model_type)
     if not isinstance(model_type, str) or model_type not in formats():
+        # A family may know why a related model type is refused, such as another version of its
+        # model.
         reasons = [f.refused_model_types.get(str(model_type)) for f in formats().values()]
         if str(model_type) in seq2seq_formats():
             reasons.append("an encoder-decoder, which `bert-jax generate` runs")
@@ -147,6 +149,8 @@ def to_hf_config(
     kind = kind_of_head(head) if head else None
     suffix = kind.hugging_face_class if kind else _smallest_class(family_format, parts)
     class_name = family_format.class_prefixes[model_type] + suffix
+    # A folder of a class that transformers does not have would be written without an error, and
+    # fail only when somebody loads it.
     if suffix in family_format.missing_task_classes:
         raise UserError(
             f"transformers has no class {class_name}, so it cannot be exported to a Hugging Face "
@@ -156,6 +160,7 @@ def to_hf_config(
     return {
         "architectures": [class_name],
         "model_type": model_type,
+        # transformers 5 loads a model in the dtype of this field, not in float32.
         "dtype": "float32",
         "pad_token_id": pad_token_id,
         **transformer_fields(config, family_format),
@@ -190,6 +195,8 @@ def read_field(file: Path, data: Mapping[str, Any], field: str, default: Any) ->
     value = data.get(field, default)
     kind = int if default is None else type(default)
     if kind is float and type(value) is int:
+        # JSON writes 1.0 as 1 in many programs. Larger integers are not exact as a float, and are
+        # refused.
         value = float(value) if abs(value) < 2**53 else value
     if type(value) is not kind:  # not `isinstance`: True is an instance of int
         expected = _TYPE_NAMES[kind]
@@ -249,6 +256,8 @@ def _read_weights(folder: Path, config: EncoderConfig, head: TaskHead | None) ->
     tensors = canonical_tensors(read_weights(file), family_format.canonical, file)
     if config.tie_word_embeddings:
         _check_tied_copies(tensors, family_format.tied_copies, file)
+    # Hugging Face has the bias of an untied decoder under this name, and the table of names has one
+    # entry for both.
     elif family_format.decoder_bias in tensors:
         tensors[family_format.lm_bias] = tensors[family_format.decoder_bias]
     flat = family_format.names(config, head).from_external(tensors, str(file))
@@ -323,6 +332,7 @@ def write_weights(
         tensors[family_format.decoder_bias] = tensors[family_format.lm_bias]
     # The writer takes the bytes of an array as they lie in memory, so a transposed view is copied.
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    # Earlier versions of transformers refuse a file whose metadata do not name the framework.
     save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -335,4 +345,6 @@ def write_config(
 ) -> None:
     """Writes `config.json` for a model whose weights have these parts, such as "encoder"."""
     data = to_hf_config(config, parts, pad_token_id=pad_token_id, head=head)
+    # The same bytes as `save_pretrained` would write: two spaces, sorted keys, a newline at the
+    # end.
     (folder / CONFIG).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", "utf-8")

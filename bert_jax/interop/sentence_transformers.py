@@ -104,6 +104,7 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
         if not isinstance(module_type, str) or not isinstance(path, str):
             raise UserError(f'{file}: entry {index} has no "type" and "path": {entry!r:.80}')
         package, _, class_name = module_type.rpartition(".")
+        # Checked before the general error, so that the message says what kind of model it is.
         if "sparse_encoder" in package or class_name in _SPARSE_CLASSES:
             raise not_a_sentence_encoder(folder, _SPARSE)
         if "multi_vector" in package or package.startswith("pylate"):
@@ -164,6 +165,7 @@ def pooling_from_json(
         value = config["pooling_mode"]
         names: list[Any] = value if isinstance(value, list) else [value]
     else:
+        # sentence-transformers pools by the mean if no flag is set.
         names = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     modes: dict[Any, PoolingMode] = {mode: mode for mode in POOLING_MODES}
     if not names or any(not isinstance(name, str) or name not in modes for name in names):
@@ -183,6 +185,7 @@ def pooling_to_json(
       UserError: the modes are in another order than that of sentence-transformers.
     """
     in_order = tuple(mode for mode in _POOLING_FLAGS.values() if mode in pooling)
+    # The old spelling has flags, which have no order of their own.
     if in_order != pooling:
         raise UserError(
             f"pooling is {', '.join(pooling)}; folders of sentence-transformers have the vectors "
@@ -213,6 +216,7 @@ def module_from_json(class_name: str, config: Mapping[str, Any], file: Path) -> 
         raise UserError(
             f"{file}: use_residual is true; dense layers with a residual are not supported"
         )
+    # `Dense` of sentence-transformers has this default.
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
         raise UserError(
@@ -380,6 +384,7 @@ def _read_dense(folder: Path, module: Dense, path: str) -> dict[str, np.ndarray]
     }
     if module.bias:
         expected["linear.bias"] = (module.out_features,)
+    # All names and shapes at once, so that a superfluous tensor is an error too.
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != expected:
         raise UserError(
@@ -406,6 +411,7 @@ def _read_max_seq_length(folder: Path, tokenizer: Tokenizer | None) -> int | Non
     if (
         config.get("do_lower_case")
         and tokenizer
+        # The flag changes nothing if the tokenizer lowers the case itself.
         and tokenizer.encode("NET") != tokenizer.encode("net")
     ):
         raise UserError(
@@ -484,6 +490,7 @@ def write_sentence_head(
     files: dict[str, Any] = {
         MODULES: modules,
         MODEL_CONFIG: model_config,
+        # Lower case is a rule of the tokenizer here, and its own files have it.
         TRANSFORMER_CONFIG: {"max_seq_length": length, "do_lower_case": False},
         f"{POOLING_FOLDER}/{_CONFIG}": pooling,
     }

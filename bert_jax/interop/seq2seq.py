@@ -51,6 +51,8 @@ def read_seq2seq_folder(folder: Path) -> ImportedSeq2Seq:
     # Old files of the bare model have the names of the model with a head.
     tensors = canonical_tensors(read_weights(file), family_format.canonical, file)
     _resolve_copies(tensors, family_format, file)
+    # Read from the weights: transformers 5 takes `tie_word_embeddings: false` of T5 1.1 as "do not
+    # scale the logits" and ties new models, so the field does not say whether the head is tied.
     head, shared = (tensors.get(name) for name in (family_format.lm_head, family_format.shared))
     is_tied = head is None or (shared is not None and np.array_equal(head, shared))
     if is_tied:
@@ -85,6 +87,7 @@ def read_seq2seq_config(file: Path) -> EncoderDecoderConfig:
             )
     for field, supported in family_format.fixed_fields.items():
         check_supported(file, field, data, supported)
+    # Only an explicit null: an absent field has the default of the family.
     if data.get("eos_token_id", 0) is None:
         raise UserError(
             f"{file}: eos_token_id is null; expected the id of the end token, without which "

@@ -82,6 +82,8 @@ def read_checkpoint(path: Path, *, generator: bool = False) -> ImportedModel:
         else:
             config, _ = read_config(folder / CONFIG)
             names = TF1
+        # Checkpoints of a training run also have the moments of Adam, twice the size of the model;
+        # only the named variables are read.
         wanted = names.parameter_names(shapes, str(prefix))
         tensors = {name: reader.get_tensor(name) for name in wanted}
     flat = names.from_external(tensors, str(prefix))

@@ -102,6 +102,8 @@ def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) ->
                 f"{type(config.input_format).__name__} and data.masking "
                 f"{type(config.masking).__name__} do not make it; expected {_MADE_BY[name]}"
             )
+    # The model needs positions and packing ids whatever the objective is, or examples in one row
+    # would attend to each other.
     is_packed = isinstance(config.input_format, PackedSegments)
     return objective_fields + (PACKED_FIELDS if is_packed else ())
 
@@ -141,6 +143,7 @@ class BatchBuilder:
         self._denoiser = None
         if isinstance(config.masking, Denoising):
             self._denoiser = Denoiser(config.masking, seq_length, target_length, vocab_arrays)
+            # Denoising has no such limit; any valid number passes the check.
             max_predictions_per_seq = 1
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
@@ -160,6 +163,8 @@ class BatchBuilder:
         self.seq_length = seq_length
         self.max_predictions_per_seq = max_predictions_per_seq
         self._seed = seed
+        # BERT draws random tokens uniformly from the vocabulary. SpanBERT draws them by their
+        # frequency in the corpus.
         self._replacement_ids = vocab_arrays.maskable_ids
         if isinstance(config.masking, SpanMasking):
             self._replacement_ids = (
@@ -208,6 +213,8 @@ class BatchBuilder:
             lengths = dataset.seq_lengths(refs.document_indices)
             if lengths.sum() > self.batch_size * self.seq_length:
                 break
+            # How many examples fit is unknown before their lengths are. Only index arrays are read
+            # here, so looking up too many is cheap.
             num_examples *= 2
         packing_plan = pack(lengths[:, None], self.batch_size, (self.seq_length,))
         return ExampleRefs(*(column[: len(packing_plan.rows)] for column in refs)), packing_plan
@@ -216,6 +223,8 @@ class BatchBuilder:
         """Builds this process's rows of the batch at a position; returns them and the next one."""
         refs, packing_plan = self.plan_batch(position)
         begin, end = self._process_rows
+        # Every process plans the whole batch, which needs no text, and reads the text of its own
+        # rows only. So processes need not communicate.
         on_this_process = (packing_plan.rows >= begin) & (packing_plan.rows < end)
         fields = self._build_fields(
             ExampleRefs(*(column[on_this_process] for column in refs)),

@@ -65,6 +65,7 @@ class WindowIndex:
             num_tokens, example_index - first_example, num_windows, self.max_num_tokens, rng
         )
         part_index = int(corpus.first_part[document_index])
+        # Most documents are one part and skip the search.
         if part_index + 1 < corpus.first_part[document_index + 1]:
             offset += int(self._part_starts[part_index])
             part_index = int(np.searchsorted(self._part_starts, offset, side="right")) - 1
@@ -119,6 +120,8 @@ class SentencePairDataset(WindowIndex):
         begin, end = corpus.first_sentence[
             corpus.first_part[document_index : document_index + 2]
         ].tolist()
+        # One draw among the sentences of all other documents: the number is moved past the own
+        # document, instead of drawing again.
         sentence = rng.randint(corpus.num_sentences - (end - begin), Stream.RANDOM_NEXT_SENTENCE)
         if sentence >= begin:
             sentence += end - begin
@@ -277,6 +280,8 @@ def sample_token_ids(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> np.nd
             chunks.append(corpus.read(part_index).ids[max(0, begin - start) : end - start])
     ids = np.concatenate(chunks).astype(np.int32)
     ids = ids[~vocab_arrays.is_special[ids]]
+    # A corpus of special tokens only is useless, but an index error while it is drawn from would
+    # not say so.
     return ids if len(ids) else vocab_arrays.maskable_ids
 
 

@@ -65,6 +65,7 @@ def add_bart_noise(
         case None:
             pass
     if rng.uniform(Stream.ROTATION) < config.rotation_prob:
+        # Word 0 of the stream was used for the decision, so the amount is word 1.
         ids = np.roll(ids, -rng.randint(len(ids) + 1, Stream.ROTATION, 1))
     return ids
 
@@ -99,6 +100,8 @@ class _ReplacementTokens:
         self._rng, self._random_token_prob = rng, random_token_prob
         self._vocab_arrays, self._num_sampled = vocab_arrays, 0
 
+    # The position in the stream moves on, because infilling draws twice: for spans, and for
+    # inserted tokens.
     def draw(self, n: int) -> np.ndarray:
         """Draws [n] int32 ids; each call draws new ones."""
         random_ids, start = self._vocab_arrays.maskable_ids, self._num_sampled
@@ -111,6 +114,7 @@ class _ReplacementTokens:
 
 def _choose_tokens(num_tokens: int, rng: ExampleRng, ratio: float) -> np.ndarray:
     num_chosen = math.ceil(num_tokens * ratio)
+    # Exactly the ratio in each text. Independent draws would vary around it.
     return rng.permutation(num_tokens, Stream.MASK_SELECTION)[:num_chosen]
 
 
@@ -129,6 +133,8 @@ def _infill(
     num_words = len(starts)
     lengths = draw_span_lengths(math.ceil(num_words * config.ratio), rng, config.poisson_lambda)
     num_inserted = int((lengths == 0).sum())
+    # Spans of length 0 replace nothing. As in fairseq, their tokens are inserted at the end, at
+    # random places.
     lengths = lengths[lengths > 0]
     first_words = rng.permutation(num_words, Stream.MASK_SELECTION)[: len(lengths)]
     begins = starts[first_words]
@@ -136,6 +142,8 @@ def _infill(
     # continue a word that was cut, belong to no span.
     ends = np.append(starts, len(ids))[np.minimum(first_words + lengths, num_words)]
     changes = np.zeros(len(ids) + 2, np.int64)
+    # The first token of a span stays and becomes the replacement, so deletion begins one token
+    # later. `add.at` counts spans that begin at the same token.
     np.add.at(changes, begins + 1, 1)
     np.add.at(changes, np.maximum(ends, begins + 1), -1)
     is_deleted = np.cumsum(changes)[: len(ids)] > 0
@@ -163,6 +171,7 @@ def draw_span_lengths(num_words: int, rng: ExampleRng, poisson_lambda: float) ->
     cumulative = _poisson_table(poisson_lambda)
     lengths = np.zeros(0, np.int64)
     while lengths.sum() < num_words:
+        # With a mean of 3 one round is nearly always enough; small lambdas draw many lengths of 0.
         uniforms = rng.uniforms(num_words, Stream.SPAN_LENGTH, len(lengths))
         sampled = np.searchsorted(cumulative, uniforms, side="right")
         lengths = np.concatenate((lengths, sampled))
@@ -178,6 +187,8 @@ def draw_span_lengths(num_words: int, rng: ExampleRng, poisson_lambda: float) ->
 def _poisson_table(poisson_lambda: float) -> np.ndarray:
     """Returns cumulative probabilities of lengths 0, 1, ..., cut at a probability below 1e-7."""
     probabilities = [math.exp(-poisson_lambda)]
+    # fairseq's table ends at the same probability and at 128 lengths. For a large lambda, whose
+    # first probabilities are tiny, it would end at once, hence the first condition of the two.
     while len(probabilities) < 128 and (
         len(probabilities) <= poisson_lambda or probabilities[-1] >= 1e-7
     ):
@@ -226,6 +237,8 @@ def span_corruption_lengths(inputs_length: int, config: SpanCorruption) -> SpanC
         return num_tokens - num_noise_tokens + num_spans + 1, num_noise_tokens + num_spans + 1
 
     num_tokens = inputs_length
+    # As `random_spans_helper`: the text is longer than the inputs, since noise shrinks to
+    # sentinels.
     while lengths(num_tokens + 1)[0] <= inputs_length:
         num_tokens += 1
     # Short spans can make inputs longer than the text, which T5's code does not expect.
@@ -273,6 +286,8 @@ def draw_noise_mask(num_tokens: int, rng: ExampleRng, config: SpanCorruption) ->
     num_noise_tokens, num_spans = count_spans(num_tokens, config)
     noise = _random_partition(num_noise_tokens, num_spans, rng, Stream.NOISE_SPAN_LENGTH)
     num_others = max(num_tokens, 2) - num_noise_tokens
+    # The count uses at least 2 tokens, as T5's code does; a text of 1 token is cut to size at the
+    # end.
     others = _random_partition(num_others, num_spans, rng, Stream.NONNOISE_SPAN_LENGTH)
     lengths = np.stack((others, noise), axis=1).reshape(-1)
     return np.repeat(np.arange(2 * num_spans) % 2 == 1, lengths)[:num_tokens]
@@ -280,6 +295,8 @@ def draw_noise_mask(num_tokens: int, rng: ExampleRng, config: SpanCorruption) ->
 
 def _random_partition(total: int, num_parts: int, rng: ExampleRng, stream: Stream) -> np.ndarray:
     """Divides `total` into parts of at least 1, all divisions being equally likely, [num_parts]."""
+    # Choosing the places of the boundaries makes all compositions equally likely; drawing lengths
+    # one after the other would not.
     boundaries = 1 + np.sort(rng.permutation(total - 1, stream)[: num_parts - 1])
     return np.diff(boundaries, prepend=0, append=total)
 
@@ -474,8 +491,11 @@ def max_text_length(config: Denoising, seq_length: int, target_length: int) -> i
         case PrefixLM():
             return min(seq_length, target_length)
         case BertStyleDenoising():
+            # The end token takes one place. A prefix LM needs no such room, because each side lacks
+            # at least one token of the text.
             return min(seq_length, target_length) - 1
         case BartDenoising():
+            # Both sides have a start token and an end token.
             return min(seq_length, target_length) - 2
 
 

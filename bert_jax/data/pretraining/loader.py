@@ -141,6 +141,8 @@ def evaluation_batches(
     )
     end = min(num_examples, batch_builder.examples_per_epoch)
     position = 0
+    # Only whole batches, because the evaluation step is compiled for one shape; at least one, or a
+    # small held-out corpus would have no loss.
     while position == 0 or position + batch_size <= end:
         batch, position = batch_builder.build_batch(position)
         yield batch
@@ -150,6 +152,8 @@ class _IndexedBatches:
     """Builds batch k after a start position; fast if k increases from call to call."""
 
     def __init__(self, batch_builder: BatchBuilder, start: int) -> None:
+        # grain calls batch k in any worker. With packing, the position of batch k follows from all
+        # batches before it, so the last one is remembered.
         self._batch_builder = batch_builder
         self._start = start
         self._next_index_and_position = (0, start)

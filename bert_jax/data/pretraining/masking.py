@@ -47,6 +47,8 @@ from bert_jax.config.data import Masking, MaskingConfig, NGramMasking, SpanMaski
 from bert_jax.data.pretraining.rng import Stream, random_bits
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 
+# The low bits of a rank are replaced by the position, so 48 random bits are left to order 65,536
+# positions, and ties go to the smaller position.
 _POSITION_BITS = np.uint64(0xFFFF)
 _MAX_UINT64 = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -57,6 +59,8 @@ def find_word_starts(
     """Returns [B, L] bool: maskable tokens that begin a word or follow one not maskable."""
     word_starts = vocab_arrays.word_starts[input_ids]
     word_starts[:, 0] = True
+    # A token after a special token begins a word whatever its form is: with byte-level BPE the
+    # first token of a text has no mark of a word, because no space precedes it.
     word_starts[:, 1:] |= ~is_maskable[:, :-1]
     return word_starts & is_maskable
 
@@ -74,6 +78,8 @@ def select_words(
     sort_keys = _sort_by_rank(ranks, word_starts)
     # If each word is one token, no more than num_predictions words are needed; else any may fit.
     only_single_token_words = int(word_starts.sum()) == int(is_maskable.sum())
+    # The greedy search below reads all columns in each iteration, so columns that no row can need
+    # are dropped.
     sort_keys = sort_keys[
         :, : num_predictions.max() if only_single_token_words else word_starts.sum(axis=1).max()
     ]
@@ -116,6 +122,7 @@ def _sort_by_rank(ranks: np.ndarray, is_candidate: np.ndarray) -> np.ndarray:
     """
     positions = np.arange(ranks.shape[1]).astype(np.uint64)
     sort_keys = (ranks & ~_POSITION_BITS) | positions
+    # A candidate has this key only at position 65,535, and if its 48 random bits are all ones.
     sort_keys[~is_candidate] = _MAX_UINT64
     sort_keys.sort(axis=1)
     return sort_keys
@@ -140,6 +147,8 @@ def _fill_greedily(sizes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
     open_rows, budgets = np.arange(len(sizes)), budgets.copy()
     remaining_sizes = sizes
     while len(open_rows):
+        # BERT's script skips a word that does not fit and goes on with the next one. Budgets only
+        # shrink, so a word that is too large now is too large later.
         remaining_sizes = np.where(remaining_sizes <= budgets[open_rows, None], remaining_sizes, 0)
         fits = np.cumsum(remaining_sizes, axis=1) <= budgets[open_rows, None]
         newly_taken = fits & (remaining_sizes > 0)
@@ -178,6 +187,7 @@ def select_ngrams(
     sampled_lengths = sample_lengths(lengths, ngram_probabilities(max_ngram))
     ngram_lengths = np.minimum(sampled_lengths[word_starts], words.words_until_break(max_ngram))
 
+    # The extra entries let an n-gram at the very end be indexed without a bound check.
     is_selected = np.zeros(words.num_words + max_ngram, dtype=bool)  # by word
     remaining, offsets = num_predictions.astype(np.int64), np.arange(max_ngram)
     for candidate in range(first_positions.shape[1]):
@@ -186,6 +196,8 @@ def select_ngrams(
             break
         first_words = words.word_of_token[rows, first_positions[rows, candidate]]
         num_words: np.ndarray = ngram_lengths[first_words]
+        # ALBERT's script shortens a candidate by whole words until it fits. All rows do so
+        # together, at most `max_ngram` times.
         for _ in range(max_ngram):
             num_words -= words.num_tokens(first_words, num_words) > remaining[rows]
         candidate_words = first_words[:, None] + offsets
@@ -205,7 +217,9 @@ def ngram_probabilities(max_ngram: int) -> np.ndarray:
 
 def sample_lengths(bits: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Maps random uint64 numbers to lengths from 1 on, int64, with the given probabilities."""
+    # A float64 has 53 bits of precision. With all 64 bits the product could round up to 1.
     uniform = (bits >> np.uint64(11)) * 2.0**-53
+    # Without the last sum, which may be 0.9999999 and would make a length that does not exist.
     return 1 + np.searchsorted(np.cumsum(probabilities)[:-1], uniform, side="right")
 
 
@@ -222,6 +236,7 @@ class Words:
         self._rows, self.begins = np.nonzero(word_starts)
         self.num_words = len(self.begins)
         counts = np.cumsum(word_starts.ravel()) - 1
+        # The clip is for the special token before the first word, whose count would be -1.
         self.word_of_token = counts.reshape(word_starts.shape).clip(0)
         sizes = np.bincount(self.word_of_token[is_maskable], minlength=self.num_words)
         self.ends = self.begins + sizes
@@ -289,10 +304,13 @@ def select_spans(
         first_words = words.word_of_token[rows, anchor]
         num_words = np.minimum(lengths[rows, anchor], until_break[first_words])
         begins, ends = words.begins[first_words], words.ends[first_words + num_words - 1]
+        # Spans of different lengths are read as one rectangle; what is beyond a span repeats its
+        # first column, which stays inside the row.
         columns = begins[:, None] + np.arange((ends - begins).max())
         in_span = columns < ends[:, None]
         columns = np.where(in_span, columns, begins[:, None])
         is_new = in_span & ~is_selected[rows[:, None], columns]
+        # SpanBERT stops in the middle of a word when the number of predictions is reached.
         is_new &= np.cumsum(is_new, axis=1) <= remaining[rows, None]
         span_index, offset = np.nonzero(is_new)
         is_selected[rows[span_index], columns[span_index, offset]] = True
@@ -442,6 +460,8 @@ def _select(
             )
             return select_words(ranks, word_starts, is_maskable, num_predictions)
         case NGramMasking():
+            # ALBERT's script takes the fraction of all tokens, [CLS] and [SEP] included, though it
+            # never predicts those.
             num_tokens = (attention_mask != 0).sum(axis=1)
             num_predictions = np.rint(num_tokens * config.mlm_probability)
             return select_ngrams(
@@ -453,6 +473,7 @@ def _select(
                 config.max_ngram,
             )
         case SpanMasking():
+            # SpanBERT's code rounds up, and BERT's to the nearest number.
             num_predictions = np.ceil(num_maskable * config.mlm_probability)
             return select_spans(
                 keys,
@@ -486,6 +507,7 @@ class _Selection(NamedTuple):
         first_entries = np.repeat(np.cumsum(num_selected) - num_selected, num_selected)
         draw_columns = columns
         if draw_once_per_span:
+            # As in SpanBERT, all tokens of a span become [MASK], random or stay together.
             draw_columns = find_span_edges(is_selected)[0][rows, columns]
         return cls(rows, columns, np.arange(len(rows)) - first_entries, draw_columns)
 
@@ -510,6 +532,7 @@ def _masked_lm_fields(
     positions[entries] = selection.columns
     ids[entries] = input_ids[selection.rows, selection.columns]
     weights[entries] = 1.0
+    # Fields of a batch are int32, so the 32 random bits are stored as one.
     seeds[entries] = (bits >> np.uint64(32)).astype(np.uint32).view(np.int32)
     return {
         "masked_lm_positions": positions,
@@ -538,6 +561,8 @@ def _replace_tokens(
     random_choice = random_bits(
         keys[rows, columns], Stream.RANDOM_TOKEN, position_ids[rows, columns]
     ) >> np.uint64(32)
+    # Multiplying 32 random bits and shifting avoids the division of a modulo; the bias is below one
+    # part in 100,000 for a vocabulary of 30,000 tokens.
     random_choice = (random_choice * np.uint64(len(replacement_ids))) >> np.uint64(32)
     unmasked_ids = np.where(
         action < config.mask_replace_prob + config.random_replace_prob,

@@ -45,6 +45,7 @@ PERIOD = 10_000
 
 # Multiplied by the index of a corpus and added to its epochs, so that corpora have other keys.
 _CORPUS_EPOCH_OFFSET = 1 << 33
+# Keys of periods must differ from keys of epochs, which stay far below 2^61 for any corpus.
 _PERIOD_EPOCH_OFFSET = 1 << 61
 
 
@@ -167,6 +168,8 @@ def period_quotas(mixed: MixedCorpora, example_tokens: Sequence[float]) -> np.nd
     Raises:
       ConfigError: a corpus has no example in a period.
     """
+    # Fractions are of tokens, but slots are of examples: a corpus of short documents needs more
+    # slots for the same number of tokens.
     rates = np.array(mixed.token_fractions) / np.array(example_tokens)
     rates /= rates.sum()
     limited = sorted(mixed.limited)
@@ -202,6 +205,7 @@ def draw_examples(
     first_slot = np.concatenate(([0], np.cumsum(quotas)))
     period_length = int(first_slot[-1])
     periods, slots = np.divmod(global_indices, period_length)
+    # A batch touches one period, or a few if it is large, so this loop is short.
     for period in np.unique(periods).tolist():
         in_period = periods == period
         key = epoch_key(seed, period + _PERIOD_EPOCH_OFFSET)
@@ -233,6 +237,8 @@ def locate_examples(
         key = epoch_key(seed, offset + epoch)
         indices = permute(draws[chosen] - epoch * size, size, key)
         example_indices[chosen] = first_example[corpus] + indices
+        # The order still changes in every epoch; only the key that draws window and masks repeats,
+        # as with BERT's files written `dupe_factor` times.
         if isinstance(masking_schedule, StaticMasking):
             key = epoch_key(seed, offset + epoch % masking_schedule.dupe_factor)
         epoch_keys[chosen] = key
@@ -249,6 +255,8 @@ def sample_mixture_ids(mixed: MixedCorpora, vocab_arrays: VocabArrays) -> np.nda
     chosen = []
     for sample, fraction in zip(samples, mixed.token_fractions, strict=True):
         count = max(1, int(fraction * num_tokens))
+        # Equal distances instead of random draws: the sample is the same in every process without a
+        # key.
         chosen.append(sample[np.arange(count) * len(sample) // count])
     return np.concatenate(chosen)
 
@@ -381,6 +389,8 @@ def write_or_check_mixture(mixture: MixturePlan, path: Path) -> None:
         write_json(path, plan)
         return
     saved = read_json_object(path)
+    # Compared one by one first, because a changed corpus also changes the quotas, and the message
+    # should name the cause.
     for old, new, use in zip(saved.get("corpora", ()), plan["corpora"], mixture.uses, strict=False):
         if old != new:
             raise UserError(
@@ -407,6 +417,7 @@ def _check_corpora(corpora: Sequence[PreparedCorpus]) -> None:
             f"`bert-jax prepare --tokenizer {first.folder / TOKENIZER_FOLDER}`",
         )
         for other in corpora[:index]:
+            # The fingerprint is of the content, so a copy in another folder is found too.
             if other.manifest.fingerprint == corpus.manifest.fingerprint:
                 raise UserError(
                     f"{other.folder} and {corpus.folder} have the same documents (fingerprint "
@@ -419,6 +430,7 @@ def _fractions(config: CorpusMixture, corpora: Sequence[PreparedCorpus]) -> np.n
     """Returns the fractions of the training tokens before `max_epochs` is applied."""
     weights = np.array(
         [
+            # Without a weight a corpus counts by its size, as if all were one.
             float(corpus.tokens_per_document.sum()) if named.weight is None else named.weight
             for named, corpus in zip(config.corpora, corpora, strict=True)
         ]

@@ -11,6 +11,8 @@ from enum import IntEnum
 
 import numpy as np
 
+# SplitMix64's constants: 2^64 divided by the golden ratio, and the multipliers of variant 13 of
+# Stafford's finalizers.
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
@@ -53,6 +55,7 @@ def splitmix64(x: int) -> int:
 
 def splitmix64_array(x: np.ndarray) -> np.ndarray:
     """Applies `splitmix64` to each element of a uint64 array with at least one dimension."""
+    # Arrays wrap around silently at 2^64. NumPy scalars would warn, hence "at least one dimension".
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
     x ^= x >> np.uint64(27)
     x *= np.uint64(_MULTIPLIER_2)
@@ -76,6 +79,7 @@ def example_keys(epoch_keys: np.ndarray, example_indices: np.ndarray) -> np.ndar
 
 def random_bits(keys: np.ndarray, stream: Stream, index: np.ndarray) -> np.ndarray:
     """Returns the random uint64 words `index` of a stream; keys (uint64) and index broadcast."""
+    # A stream has 2^32 words, so an index must stay below 2^32 or it would read the next stream.
     counter = index.astype(np.uint64) + np.uint64(stream << 32)
     return splitmix64_array(keys + counter * np.uint64(_GAMMA))
 
@@ -98,6 +102,8 @@ class ExampleRng:
 
     def randint(self, bound: int, stream: Stream, index: int = 0) -> int:
         """Draws an integer uniform in [0, bound)."""
+        # Python integers do not overflow, so the high part of the product is uniform to one part in
+        # 2^64 / bound, without a loop that rejects values.
         return (self.bits(stream, index) * bound) >> 64
 
     def bits_array(self, n: int, stream: Stream, start: int = 0) -> np.ndarray:
@@ -110,6 +116,7 @@ class ExampleRng:
 
     def permutation(self, n: int, stream: Stream) -> np.ndarray:
         """Draws a random permutation of 0 .. n - 1, [n] int64."""
+        # Stable, so that even equal words give the same order on every platform.
         return np.argsort(self.bits_array(n, stream), kind="stable")
 
 
@@ -119,6 +126,7 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     It is a Feistel network over the smallest power of two of at least `size`, which is applied
     again until the result is below `size` (cycle walking; Black and Rogaway, CT-RSA 2002).
     """
+    # A Feistel network needs at least one bit in each half.
     bits = max(2, (size - 1).bit_length())
     low_bits = bits // 2
     low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
@@ -127,6 +135,8 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     while out_of_range.any():
         x = result[out_of_range]
         left, right = x >> np.uint64(low_bits), x & low_mask
+        # Eight rounds on two unequal halves. Few cycles are walked, because the domain is less than
+        # twice the size.
         for round_index in range(0, 8, 2):
             left ^= (
                 random_bits(np.array([key], np.uint64), Stream.ORDER, right | _round(round_index))
@@ -144,4 +154,5 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def _round(round_index: int) -> np.uint64:
+    # Above the halves of any corpus, and beyond the words of the last stream.
     return np.uint64(round_index << 40)

@@ -32,6 +32,8 @@ class SentencePair(NamedTuple):
 def sample_target_seq_length(max_num_tokens: int, config: PairFormat, rng: ExampleRng) -> int:
     """Draws the target length: `max_num_tokens`, or rarely uniform in [2, max_num_tokens]."""
     if rng.uniform(Stream.SHORT_SEQ) < config.short_seq_prob:
+        # BERT makes 10 % of the sequences shorter, so that pretraining sees lengths as in
+        # fine-tuning.
         return 2 + rng.randint(max_num_tokens - 1, Stream.TARGET_SEQ_LENGTH)
     return max_num_tokens
 
@@ -85,6 +87,8 @@ def truncate_seq_pair(
     If both are equally long, b loses the next token. Each removal is at the front with probability
     1/2: bit i of the random stream TRUNCATE decides the removal with index i.
     """
+    # BERT's script removes tokens in a loop. Counting the bits of the removals gives the same
+    # distribution without a step for each token.
     excess = len(a) + len(b) - max_num_tokens
     if excess <= 0:
         return a, b
@@ -95,6 +99,7 @@ def truncate_seq_pair(
     longer_bits = front_bits & ((1 << length_difference) - 1)
     # Once both are equally long, they take turns: b loses tokens at even and a at odd removals.
     alternating_bits = (front_bits & ((1 << excess) - 1)) >> length_difference
+    # 0x55 has a one at every even bit.
     even_bits = int.from_bytes(b"\x55" * (excess // 8 + 1), "little")
     longer_is_a = len(a) > len(b)
     num_removed_a, num_removed_front_a = (

@@ -48,6 +48,7 @@ def pack(lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]) -> Pac
       capacities: the tokens of each of the S sequences of a row.
     """
     totals = np.cumsum(lengths, axis=0)
+    # No more examples can fit than their total length allows, so the search begins there.
     num_examples = int(np.all(totals <= num_rows * np.array(capacities), axis=1).sum())
     while True:
         assigned_rows, offsets = _first_fit_decreasing(lengths[:num_examples], num_rows, capacities)
@@ -65,6 +66,7 @@ def _first_fit_decreasing(
     assigned_rows = np.full(len(lengths), -1, dtype=np.int64)
     offsets = np.zeros(lengths.shape, dtype=np.int64)
     largest_fraction = (lengths / np.array(capacities)).max(axis=1)
+    # Stable, so that all processes place examples of equal length in the same rows.
     for example in np.argsort(-largest_fraction, kind="stable").tolist():
         num_tokens = lengths[example]
         has_space = np.all(free_tokens >= num_tokens, axis=1)
@@ -100,6 +102,7 @@ def collate_packed_segments(
     token_keys = np.zeros(shape, np.uint64)
     num_packed = np.zeros(shape[0], dtype=np.int32)
     offsets = packing_plan.offsets[:, 0]
+    # From left to right, so that `packing_ids` grow along a row.
     for example in np.argsort(offsets, kind="stable").tolist():
         text, row, begin = texts[example], packing_plan.rows[example], offsets[example]
         length = vocab_arrays.template.write_inputs(
@@ -109,6 +112,8 @@ def collate_packed_segments(
         num_packed[row] += 1
         position_ids[row, begin:end] = np.arange(length)
         packing_ids[row, begin:end] = num_packed[row]
+        # Masks depend on the key of the example and the position in it, not on the row, so an
+        # example has the same masks wherever it is packed.
         token_keys[row, begin:end] = keys[example]
     fields = {
         "input_ids": input_ids,
@@ -129,6 +134,8 @@ class TextWindow(NamedTuple):
 
 def windows_per_document(tokens_per_document: np.ndarray, max_num_tokens: int) -> np.ndarray:
     """Returns the number of windows [D] int64 of each document; it is at least one."""
+    # Rounded and not cut: a document of 1.6 windows is read twice, so that its tokens are seen once
+    # per epoch on average.
     return np.maximum(1, np.rint(np.asarray(tokens_per_document) / max_num_tokens).astype(np.int64))
 
 
@@ -145,6 +152,7 @@ def window_offset(
     start = int(
         (window_index + rng.uniform(Stream.WINDOW_OFFSET)) * tokens_per_window - max_num_tokens / 2
     )
+    # Starts before 0 become 0. Without that half window the first token would hardly ever be read.
     return min(max(start, 0), max(num_tokens - max_num_tokens, 0))
 
 
@@ -227,6 +235,8 @@ def take_sentences_that_fit(
     ends, first_sentence = part.sentence_ends, sentence_at_token(part, offset)
     begin = int(ends[first_sentence - 1]) if first_sentence else 0
     if (sentence_end := int(ends[first_sentence])) - begin > max_num_tokens:
+        # Near its end, a sentence that is too long is read from earlier on, so that the input is
+        # full.
         begin = min(offset, sentence_end - max_num_tokens)
         return part.ids[begin : begin + max_num_tokens]
     separator = np.array([sep_id], part.ids.dtype)
@@ -241,6 +251,7 @@ def take_sentences_that_fit(
         if next_part is None:
             break
         part, ends, begin = next_part, next_part.sentence_ends, 0
+        # Only a new document gets a separator; a long document goes on in its next part.
         num_separators = int(part.part == 0)
         free_tokens -= num_separators
         if ends[0] > free_tokens:

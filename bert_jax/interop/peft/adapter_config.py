@@ -112,6 +112,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     saved = data.get("modules_to_save") or []
     if not isinstance(saved, list):
         raise UserError(f"{file}: modules_to_save is {saved!r}; expected a list of names")
+    # peft adds these for the type of task when it builds the model, whatever the config says.
     data["modules_to_save"] = [*saved, *_SAVED_BY_DEFAULT.get(task_type, ())]
     fingerprint, head = _read_base_file(folder / BASE_FILE)
     return AdapterConfig(
@@ -132,6 +133,7 @@ def _class_suffix(data: Mapping[str, Any], file: str) -> str | None:
     for suffix, name in _TASK_TYPES.items():
         if task_type == name:
             return suffix
+    # A model that peft wrapped without a task type names its class here.
     if task_type is None and isinstance(mapping, dict):
         class_name = str(mapping.get("base_model_class"))
         for suffix in HUGGING_FACE_CLASSES:
@@ -203,6 +205,8 @@ def common_fields(adapter: PeftAdapter, config: EncoderConfig) -> dict[str, Any]
     return {
         "auto_mapping": mapping,
         "base_model_name_or_path": adapter.base,
+        # As `save_pretrained` of peft writes it: an adapter is loaded frozen unless the user asks
+        # for a trainable one.
         "inference_mode": True,
         "peft_version": PEFT_VERSION,
         "revision": None,

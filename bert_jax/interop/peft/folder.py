@@ -129,6 +129,8 @@ def read_adapter_folder(
             "formats, such as adapter_model.bin, are not supported: save it again with peft"
         )
     suffix = adapter_config.class_suffix
+    # A first head without labels, which is enough for the names of its tensors; the number of
+    # labels follows from the shape of its bias.
     head = None if suffix is None else head_from_config(suffix, {}, adapter_config.file)
     names = ModuleNames(config, head)
     modules, saved_tensors = _split_tensors(read_weights(file), adapter_config, names, str(file))
@@ -166,6 +168,7 @@ def _split_tensors(
         if raw == methods.PROMPT:
             modules.setdefault("", {})[raw] = tensor
             continue
+        # Prompt and prefix tuning leave "model." out of the prefix of the tensors.
         name = names.canonical(raw.removeprefix(_PROMPT_PREFIX).removeprefix("model."))
         suffix = next((each for each in _SUFFIXES if name.endswith(f".{each}")), None)
         if suffix is not None:
@@ -174,6 +177,7 @@ def _split_tensors(
                 raise _unknown_layer(raw, file, names)
             modules.setdefault(module, {})[suffix] = tensor
             continue
+        # peft wraps an adapted layer and keeps the original one as `base_layer` inside.
         for part in (f".{methods.NORM_WEIGHTS}.", ".base_layer."):
             name = name.replace(part, ".")
         if name not in known:

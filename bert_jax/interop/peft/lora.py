@@ -90,6 +90,8 @@ def distinct_suffixes(
     selected_names, suffixes = set(selected), set[str]()
     for name in selected_names:
         segments = name.split(separator)
+        # The shortest end that selects no other module, as users write it: "query" and not a full
+        # path.
         for start in range(len(segments) - 1, -1, -1):
             suffix = separator.join(segments[start:])
             if all(
@@ -109,6 +111,7 @@ def is_saved(module: str, modules_to_save: Iterable[str]) -> bool:
     """Returns whether peft saves a module completely: it or one around it has such an end."""
     parents = module.split(".")
     names = [".".join(parents[: end + 1]) for end in range(len(parents))]
+    # peft compares strings here, not segments, so "classifier" also matches "my_classifier".
     return any(name.endswith(ending) for name in names for ending in modules_to_save)
 
 
@@ -152,6 +155,7 @@ def _is_in_layers(name: str, data: dict[str, Any]) -> bool:
     layers = data.get("layers_to_transform")
     if layers is None or layers == []:
         return True
+    # Without a pattern, peft takes the first number in the name as the layer.
     patterns = data.get("layers_pattern") or [r"[^.]*"]
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if match := re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", name):
@@ -208,7 +212,11 @@ def lora_to_peft(
     }
     for module, count in num_joined.items():
         if count > 1:
+            # The joined matrix has a larger rank, by which peft divides alpha. A larger alpha keeps
+            # the scale.
             factor = count**0.5 if fields["use_rslora"] else count
+            # Keys of patterns are regular expressions, in which the dots of a name match any
+            # character.
             fields["rank_pattern"][re.escape(module)] = method.rank * count
             fields["alpha_pattern"][re.escape(module)] = _whole(method.alpha * factor)
     return fields, tensors
@@ -332,6 +340,8 @@ def _check_complete(config: AdapterConfig, tensors: Modules, names: ModuleNames)
         expected = EMBEDDING_MATRICES if module in tables else MATRICES[:2]
         if config.data.get("use_dora"):
             expected = (*expected[:2], MATRICES[2])
+        # Config and tensors are compared in both directions: a layer without its matrices would
+        # silently be the base, and matrices without a layer would silently be ignored.
         for name in expected:
             if name not in tensors.get(module, {}):
                 raise UserError(
@@ -353,6 +363,7 @@ def _setting(
     data: Mapping[str, Any], field: str, pattern_field: str, module: str, file: str
 ) -> float:
     """Returns the rank or alpha of one layer, as peft finds it in the pattern of the field."""
+    # 8 is the default of peft for both the rank and alpha.
     default, patterns = data.get(field, 8), data.get(pattern_field) or {}
     try:
         value = next(

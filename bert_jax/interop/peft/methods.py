@@ -48,6 +48,8 @@ def ia3_to_peft(
         if scales_input:
             feed_forward.append(module)
         tensors[f"{module}.{IA3_VECTOR}"] = leaves["ia3"].reshape(
+            # peft multiplies the input of a feed-forward layer by a row, and the output of others
+            # by a column.
             (1, -1) if scales_input else (-1, 1)
         )
     adapted = [name.rpartition(".")[0] for name in tensors]
@@ -104,6 +106,8 @@ def ia3_from_peft(
             )
         adapter[f"{layers[0]}/ia3"] = vector.reshape(-1)
     modules = group_by_module(paths.unflatten(names.shapes))
+    # `IA3` has two named selections and no list of layers, so the one that gives exactly the layers
+    # in the file is searched.
     for selection in ("paper", "peft"):
         method = IA3(selection=selection)
         shapes = implementation(method).shapes(method, modules, model)
@@ -128,6 +132,7 @@ def virtual_tokens_to_peft(
     fields: dict[str, Any] = {
         "num_virtual_tokens": method.length,
         "token_dim": model.hidden_size,
+        # 1 for models with one stack; encoder-decoders have 2.
         "num_transformer_submodules": 1,
         "num_attention_heads": model.num_attention_heads,
         "num_layers": model.num_hidden_layers,
@@ -143,6 +148,8 @@ def virtual_tokens_to_peft(
     _check_takes_prefixes(model)
     prefixes = compute_prefixes(method, adapter, names)
     layers = [prefixes[path] for path in _attentions(names, model)]
+    # peft views the tensor as [n, 2 x layers, heads, size]: key and value of the first layer, then
+    # of the second one.
     joint = [layer[name] for layer in layers for name in ("prefix_key", "prefix_value")]
     extra = {"encoder_hidden_size": model.hidden_size, "prefix_projection": False}
     return {**fields, **extra}, {PROMPT: np.concatenate(joint, axis=1)}
