@@ -53,6 +53,8 @@ def pack(root: Path) -> CodeArchive:
                     f"{name} contains something that looks like a token and would be copied to the "
                     "bucket; remove it from the file and pass it with --env-secret"
                 )
+            # A new TarInfo has no times and owners, so equal files give equal bytes and one
+            # upload.
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             entry.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
@@ -64,6 +66,7 @@ def pack(root: Path) -> CodeArchive:
         )
     tar_bytes = stream.getvalue()
     sha = hashlib.sha256(tar_bytes).hexdigest()
+    # The hash is of the tar and not of the gzip file, whose bytes depend on the version of zlib.
     return CodeArchive(sha, gzip.compress(tar_bytes, 6, mtime=0), tuple(sorted(paths)))
 
 

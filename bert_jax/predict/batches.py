@@ -74,6 +74,7 @@ def padded_batches(
       (indices into `sequences`, batch): the encoder's fields, int32 [B, L]. Rows after the last
       index are padding.
     """
+    # Sorted by length, so that a batch has little padding; the caller gets its order back.
     remaining = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
     has_many_lengths = sum(map(len, sequences)) >= _MANY_TOKENS
     while remaining:
@@ -196,6 +197,8 @@ class JaxBackend:
     def __init__(self, compute: _Compute, params: Any):
         """Copies the parameters to the device."""
         self._params = jax.device_put(params)
+        # Programs are looked up by shape in a dict: calling the jitted function would compile a
+        # new shape in the middle of a request.
         self._jitted = jax.jit(compute)
         self._programs: dict[tuple[int, ...], Any] = {}
 
@@ -277,6 +280,8 @@ class Engine:
     def compile_all(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Compiles the programs of all shapes; stops before the next if `is_stopping()`."""
         start, shapes = time.perf_counter(), self.buckets.shapes()
+        # The largest shapes come first, so that a lack of memory shows at the start and not under
+        # load.
         for rows, length in shapes:
             if is_stopping():
                 return

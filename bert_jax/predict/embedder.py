@@ -94,6 +94,7 @@ def tokenize_with_prompt(
     prompt_length = None
     if prompt and not config.include_prompt:
         (prompt_ids,) = encode_texts([prompt], tokenizer, max_length)
+        # [CLS] counts to the prompt, as in sentence-transformers.
         prompt_length = len(prompt_ids) - 1  # without [SEP]
         if prompt_length > max_length - 2:
             raise UserError(
@@ -320,6 +321,8 @@ def _chosen_config(
     normalize: bool | None,
 ) -> SentenceEncoderConfig:
     """Returns a config with the choices of a user; None: as in the model."""
+    # Dense layers were trained on the last layer's vectors and have its width, so they do not fit
+    # other layers.
     modules = config.modules if layers is None else ()
     truncate_dim = config.truncate_dim if layers is None else None
     while normalize is False and modules and isinstance(modules[-1], Normalize):

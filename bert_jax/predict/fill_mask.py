@@ -148,6 +148,7 @@ def mask_candidates(
 
 def _mask_positions(is_mask: np.ndarray) -> np.ndarray:
     """Returns the positions where each row is True, int32 [B, P], padded with 0; P = 2^n."""
+    # A power of two, because each other number of masks would compile another program.
     width = next_power_of_two(int(is_mask.sum(axis=1).max()))
     positions = np.zeros((len(is_mask), width), np.int32)
     for row, row_is_mask in zip(positions, is_mask, strict=True):

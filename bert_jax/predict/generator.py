@@ -81,6 +81,8 @@ def apply_rules(
             tokens_RT, step + 1, config.no_repeat_ngram_size, len(vocabulary)
         )
         scores_RV = jnp.where(repeated, _FORBIDDEN, scores_RV)
+    # The order of the rules is that of Hugging Face's logits processors: forced tokens come last
+    # and win.
     if config.min_new_tokens:
         is_early = (vocabulary == rules.eos_token_id) & (step < config.min_new_tokens)
         scores_RV = jnp.where(is_early, _FORBIDDEN, scores_RV)
@@ -224,6 +226,7 @@ def _choose_token_by_token(
             cache,
         )
 
+    # Arrays have the full length from the start, because shapes in a compiled loop are fixed.
     tokens = jnp.full((batch_size, length + 1), rules.pad_token_id, jnp.int32)
     first = _Texts(
         jnp.int32(0),
@@ -231,6 +234,7 @@ def _choose_token_by_token(
         jnp.zeros((batch_size,), bool),
         model.empty_cache(batch_size, 1, length),
     )
+    # One loop on the device: the cache never leaves it and is updated in place.
     return jax.lax.while_loop(is_running, step, first).tokens[:, 1:]
 
 
@@ -242,6 +246,7 @@ def _choose(
         return jnp.argmax(scores_BV, axis=1)
     likely = cut_to_likely(scores_BV, settings.decoding)
     step_key = jax.random.fold_in(jax.random.key(settings.decoding.seed), step)
+    # A key for each text, so that a sampled text does not depend on the other texts of its batch.
     keys = jax.vmap(lambda index: jax.random.fold_in(step_key, index))(text_indices)
     return jax.vmap(jax.random.categorical)(keys, likely)
 
@@ -294,6 +299,8 @@ def _beam_search(
         _, growing = jax.lax.top_k(growing_scores, num_beams)
         finished = _merge_finished(state, candidates, ends, divisors[state.step], beam)
         scores = jnp.take_along_axis(growing_scores, growing, axis=1)
+        # With a positive penalty a longer text has the better score for the same log probability,
+        # so the bound divides by the largest length.
         longest = beam.early_stopping == "when_impossible" and beam.length_penalty > 0
         best_possible = scores[:, :1] / (divisors[-1] if longest else divisors[state.step])
         worst = jnp.min(finished.scores, axis=1, keepdims=True)
@@ -307,6 +314,8 @@ def _beam_search(
             finished.scores,
             finished.is_finished,
             state.can_improve & jnp.any(best_possible > worst_finished, axis=1),
+            # Only the cache of self-attention is reordered; keys and values of the source exist
+            # once for all its beams.
             jax.tree.map(lambda leaf: _take_beams(leaf, parents), cache),
         )
 
@@ -447,11 +456,15 @@ class Generator:
         _check_sizes(model, model.tokenizer, settings)
         self._tokenizer, self._config = model.tokenizer, model.config
         self._settings, self._compute = settings, compute
+        # The tokenizer's size and not the table's, whose rows are padded (32,128 rows for 32,100
+        # tokens in T5).
         self._rules = token_rules(model.config, model.tokenizer.vocab_size)
         self._mesh = mesh
         if mesh is None:
             self._params: Mapping[str, Any] = jax.device_put(model.params)
         else:
+            # The parameters may be split over several processes; a compiled identity gathers
+            # them.
             replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
             self._params = replicate(model.params)
         self._max_length = min(settings.max_source_tokens, model.config.max_length)

@@ -88,6 +88,8 @@ class Predictor:
         check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
         self.kind, self.max_length = self._processor.kind, self._processor.max_length
         self.num_truncated = 0
+        # Batches have the lengths of training, so that evaluation in a run and prediction compute
+        # the same.
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         part_names = ("encoder", *task_parts(head, model.config))

@@ -100,6 +100,8 @@ class StaticEmbedder:
             if ids:
                 vectors[row] = self.embeddings[ids].mean(axis=0, dtype=np.float32)
         if self.normalize:
+            # Added and not a maximum, with the constant of model2vec, so that vectors have the
+            # same bits.
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) + 1e-32
         truncated = [
             len(text) < length or bool(encoding.overflowing)

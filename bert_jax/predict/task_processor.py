@@ -101,6 +101,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
     assert model.run is not None
     return TrainedSettings(
         objective=from_json(FineTuning, config["objective"], "objective"),
+        # The length of the last phase is the one with which the final evaluation was made.
         max_length=config["train"]["phases"][-1]["seq_length"],
         window_overlap=fine_tuning_data.window_overlap,
         truncation=fine_tuning_data.truncation,
@@ -274,6 +275,7 @@ class TaskProcessor:
             kind=self.kind.name,
             labels=self.labels,
             metrics=(),
+            # Demonstrations are drawn from the split "train", as in training.
             splits={_SPLIT: examples, "train": self.settings.demonstrations},
         )
         return make_features(
@@ -299,6 +301,7 @@ class TaskProcessor:
     ) -> list[dict[str, Any]]:
         """Returns the predictions as JSON objects, one for each input; see `Predictor.__call__`."""
         results = [
+            # Copied, because an empty prediction may contain lists, which callers could change.
             {"text": model_input, **copy.deepcopy(dict(self.kind.empty_prediction))}
             for model_input in prepared.inputs
         ]

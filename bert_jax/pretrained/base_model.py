@@ -95,6 +95,8 @@ def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[st
     checkpoints = run_folder.checkpoint_dir(folder)
     params, info, loaded_step = restore_params(checkpoints, step)
     best_step = info.get("best", {}).get("step")
+    # The newest checkpoint knows which step was best; that one is loaded instead, unless a step
+    # was asked for.
     if step is None and best_step not in (None, loaded_step):
         params, info, loaded_step = restore_params(checkpoints, best_step)
     return params, info, loaded_step
@@ -157,12 +159,14 @@ def complete_params(
             f"{checkpoint} holds only the parameters that were trained on the base {path}, which "
             f"cannot be read: {error}; put the base back there"
         ) from None
+    # A path does not identify a model: the base may have been trained further or replaced since.
     check_base(info, paths.fingerprint(encoder), checkpoint)
     flat = {**paths.flatten({"encoder": encoder}), **paths.flatten(params)}
     complete = paths.unflatten(flat)
     tuning = tuning_of(info)
     if tuning.adapter is None or not can_be_merged(tuning.adapter):
         return complete
+    # Merged, so that prediction, embedding and export need nothing of adapters.
     return merge_adapter(tuning.adapter, complete)
 
 

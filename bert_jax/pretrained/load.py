@@ -58,6 +58,7 @@ def select_trained_model(
     """
     config = info.get("config", {}).get("objective", {})
     name = config.get("type")
+    # By class name, because this is what config.json of a run stores.
     by_name = {each.__name__: kind for each, kind in OBJECTIVES.items() if kind.makes_encoder}
     if name not in by_name:
         found = (
@@ -233,6 +234,8 @@ def build_model(
       UserError: they do not match.
     """
     flat_params, config, tokenizer, head = imported
+    # Missing or additional parameters are found here with their paths, not later as an error of a
+    # matrix product.
     validate_params(flat_params, config, path, head)
     check_finite(flat_params, path)
     if tokenizer is not None:

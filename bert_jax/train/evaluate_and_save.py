@@ -113,6 +113,8 @@ class Evaluate:
           ConfigError: the evaluation has no metric named `train.checkpoints.best_metric`.
         """
         name = self._train.checkpoints.best_metric
+        # Checked before the first step: a run of days would otherwise fail at its first
+        # evaluation.
         if name is None or name in self._evaluator.known_metrics:
             return
         with self._meter.paused("evaluate", 0):
@@ -229,6 +231,7 @@ class SaveCheckpoint:
         return {
             "step": step,
             "position": position,
+            # The config is in each checkpoint, because config.json may be lost or replaced.
             "config": to_json(self._experiment),
             "versions": run_folder.package_versions(),
             "hardware": hardware_info(),
@@ -269,6 +272,7 @@ def make_hooks(
             )
     # On every process, because each of them must stop when the loss diverges.
     hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
+    # The watchdog comes last: it restarts its timer when all other hooks of the step are done.
     return [*hooks, LimitInFlightSteps(), watchdog]
 
 

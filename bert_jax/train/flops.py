@@ -57,7 +57,11 @@ def step_flops(
         flops_per_query = method.length * 4 * model.hidden_size * model.num_applied_layers
         encoder_flops += sizes.sequences * length * flops_per_query
     num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
+    # Forward 1, gradients of inputs and of kernels 1 each; layers below the lowest trained one
+    # have no backward pass.
     flops += (1 + 2 * num_layers / model.num_applied_layers) * encoder_flops
     if not isinstance(method, FullTuning):
+        # Frozen kernels have no gradient: of the backward pass only the half for the inputs is
+        # left.
         flops -= sizes.sequences * num_positions * 2 * num_layers * model.kernel_params_per_layer
     return flops

@@ -122,6 +122,7 @@ def base_of_run(path: str, params: dict[str, Any]) -> Base:
     def to_host(leaf: jax.Array) -> np.ndarray:
         if leaf.is_fully_addressable:
             return np.asarray(leaf)
+        # Parameters that are split over several hosts cannot be read by one of them.
         return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
     # Absolute, because the run may be read from another working directory.
@@ -147,6 +148,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
     key, tuning = jax.random.key(experiment.seed), experiment.train.tuning
     teacher = experiment.objective.teacher
     if not experiment.init_from and teacher is None:
+        # Under jit with shardings, so that no device ever holds all parameters and moments.
         jitted_init = jax.jit(
             lambda key: init_state(objective, optimizer, key), out_shardings=shardings
         )
@@ -155,6 +157,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
     params = _load_params(setup, initial_params, teacher)
     if tuning.adapter is not None:
         params = jax.device_put(start_from_base(tuning.adapter, params), shardings["params"])
+    # `jax.jit(optimizer.init)` alone would put all moments on one device.
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):
@@ -252,6 +255,8 @@ def _start_from(
     """
     pretrained_params = paths.flatten(model.params)
     layers, chosen_params, initialized_heads = count_layers(pretrained_params), {}, set()
+    # Re-initializing the top layers makes fine-tuning on few examples more stable (Zhang et al.
+    # 2021, section 5).
     lowest_reinit_layer = layers + 1 - reinit_layers
     for path, leaf in paths.flatten(initial_params).items():
         source = objective.pretrained_path(path, model.head)

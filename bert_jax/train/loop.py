@@ -179,8 +179,12 @@ def train_phase(
     """
     batches = iter(loader)
     for step in phase.steps:
+        # Read before the batch is taken: the event is about the examples that this step trains
+        # on.
         position = loader.position
         batch = next(batches)
+        # JAX returns before the step has run, so host and devices work at the same time;
+        # `LimitInFlightSteps` bounds how far the host runs ahead.
         state, metrics = phase.compiled_step(state, phase.to_device(batch))
         seq_length = batch_lib.sequence_length(batch)
         meter.add(phase.sequences_per_batch * seq_length, phase.step_flops(seq_length))

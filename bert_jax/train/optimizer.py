@@ -33,6 +33,7 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
     [
         ("**/kernel", True),
         ("**/embedding", True),
+        # The difference of DeBERTa-v3's disentangled embeddings is a table, like "embedding".
         ("**/difference", True),
         ("**/decoder", True),
         ("adapter/**/lora_*", True),
@@ -69,6 +70,8 @@ def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.Gra
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
+        # Like BERT's, it needs no count of steps: without correction, the first updates are
+        # larger than in Adam.
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, updates)
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
@@ -148,6 +151,8 @@ def scale_by_adafactor(config: Adafactor) -> optax.GradientTransformation:
         optax.scale_by_factored_rms(
             decay_rate=config.decay_rate, min_dim_size_to_factor=config.min_dim_size_to_factor
         ),
+        # The order is Adafactor's (Shazeer and Stern 2018, algorithm 4): the scaled update is
+        # clipped, then multiplied by the scale of the parameter.
         optax.clip_by_block_rms(config.clipping_threshold),
         optax.scale_by_param_block_rms(),
     )

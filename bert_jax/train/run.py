@@ -146,12 +146,16 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
 
         # The final evaluation, with the best parameters if checkpoints are ranked.
         with watchdog.watching("conclude", train.steps):
+            # Saves run in the background; results are written when the last checkpoint is on
+            # disk.
             checkpointer.wait()
             if jax.process_index() == 0 and history.metrics:
                 write_json(folder / run_folder.EVALUATION, history.metrics)
             last_step = int(state["step"])
             if history.best.step is not None:
                 saved = checkpointed_state(train.tuning, setup.abstract)
+                # The final results belong to the best checkpoint, which export and prediction
+                # load, not to the last one.
                 best, _, _ = checkpointer.restore(saved, history.best.step)
                 state = complete_state(best, state)
             workload.on_train_end(objective, state["params"], mesh, folder, int(state["step"]))

@@ -33,6 +33,7 @@ from bert_jax.train.tuning.freezing import (
 
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
+# These are read again from the folders that the checkpoint names.
 _EXTERNAL_PARAMS = (WHOLE_ENCODER, TEACHER_PARAMS)
 Metrics = dict[str, jax.Array]
 CompiledStep = Callable[[State, Batch], tuple[State, Metrics]]
@@ -99,6 +100,8 @@ def make_train_step(
     """
 
     def train_step(state: State, batch: Batch, seed: int | jax.Array = 0) -> tuple[State, Metrics]:
+        # The key is a function of seed and step, so a resumed run has the same masks without
+        # saving a state of random numbers.
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
         # Frozen parameters become `optax.MaskedNode`: their backward pass is not compiled, and
         # gradients, sums of microbatches and updates have no arrays for them.
@@ -161,6 +164,7 @@ def _accumulate_gradients(
     inputs = (microbatches, jax.random.split(key, num_microbatches))
     grad_shapes = jax.eval_shape(grad_fn, params, *jax.tree.map(lambda x: x[0], inputs))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), grad_shapes)
+    # A scan and not a Python loop, so that only one microbatch has its activations in memory.
     return jax.lax.scan(add, zeros, inputs)[0]
 
 
@@ -260,6 +264,8 @@ class TrainSetup:
           A function (state, batch) -> (state, metrics) that selects the compiled executable by the
           sequence length of the batch. It raises ValueError for a length that is not in `shapes`.
         """
+        # Compiled before the loop: a first batch of a new length would otherwise stop all hosts
+        # in the middle of an epoch.
         compiled_by_length = {
             sizes["L"]: self.lower_step(phase, fields, sizes).compile() for sizes in shapes
         }

@@ -76,6 +76,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if self.timeout_seconds > 0:
+            # A thread, because Python runs signal handlers on the main thread only, which hangs.
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 

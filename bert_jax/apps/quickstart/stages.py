@@ -106,6 +106,8 @@ def compare_classifiers(
     )
     experiments = {
         "fine-tuned": pretrained,
+        # The same network and examples from random weights: the difference is what pretraining
+        # gives.
         "not pretrained": dataclasses.replace(pretrained, init_from=None),
     }
     with persistent_compilation_cache(folder):  # both runs execute the same programs

@@ -143,6 +143,8 @@ def _read_squad(path: str) -> RetrievalSet:
     relevance: dict[str, dict[str, int]] = {}
     for example in read_squad(Squad(test=path, version="2.0")).splits["test"]:
         assert isinstance(example, QuestionExample)
+        # SQuAD repeats a paragraph for each of its questions; as several documents they would
+        # compete with each other.
         document_id = ids.setdefault(example.context, str(len(ids)))
         if example.answers:
             queries[example.id] = example.question
@@ -164,6 +166,7 @@ def _read_beir(folder: Path) -> RetrievalSet:
             f"{folder}: {describe_folder(folder)}; expected the layout of BEIR: corpus.jsonl, "
             "queries.jsonl and qrels/test.tsv (or dev.tsv, or train.tsv)"
         )
+    # Documents without text stay, because judgments may name them.
     documents = tuple(read_collection([str(folder / "corpus.jsonl")], keep_empty=True))
     texts = {query.id: query.text for query in read_collection([str(folder / "queries.jsonl")])}
     relevance = _read_qrels(qrels, {document.id for document in documents}, texts)
@@ -184,6 +187,7 @@ def _read_qrels(
     """Reads query-id, corpus-id and score of each line; scores of 0 are left out."""
     known_documents, known_queries = set(document_ids), set(query_ids)
     relevance: dict[str, dict[str, int]] = {}
+    # BEIR's files have no quoting: a quotation mark is part of the id.
     table = read_tsv(str(path), quotes="literal")
     if table.columns[:3] != ("query-id", "corpus-id", "score"):
         raise UserError(

@@ -67,6 +67,7 @@ def sample_queries(retrieval_set: RetrievalSet, num_queries: int, seed: int = 0)
     """Returns a set with at most `num_queries` random queries and all documents."""
     if num_queries >= len(retrieval_set.queries):
         return retrieval_set
+    # Sorted, so that a sample does not depend on the order of the file.
     names = sorted(retrieval_set.queries)
     chosen = np.random.default_rng(seed).choice(len(names), num_queries, replace=False)
     queries = {names[i]: retrieval_set.queries[names[i]] for i in sorted(chosen.tolist())}
@@ -92,6 +93,7 @@ def _results(retrieval_set: RetrievalSet, found: Neighbors) -> Neighbors:
         row_of_id = {document.id: row for row, document in enumerate(retrieval_set.documents)}
     own = np.array([row_of_id.get(query, NO_ROW) for query in retrieval_set.queries], np.int64)
     left_out = (found.rows == own[:, None]) | (found.rows == NO_ROW)
+    # A stable sort moves what is left out to the end and keeps the ranking of the others.
     order = np.argsort(left_out, axis=1, kind="stable")[:, :DEPTH]
     rows = np.where(left_out, NO_ROW, found.rows)
     scores = np.where(left_out, 0, found.scores)

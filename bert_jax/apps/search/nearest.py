@@ -111,6 +111,7 @@ class ApproximateNeighbors:
         graph = _usearch_index()(ndim=vectors_ND.shape[1], metric="ip", dtype="f32")
         for start in range(0, len(vectors_ND), ROWS_PER_BLOCK):
             block = np.ascontiguousarray(vectors_ND[start : start + ROWS_PER_BLOCK])
+            # In blocks, so that memory-mapped vectors are not read into memory at once.
             graph.add(np.arange(start, start + len(block), dtype=np.uint64), block)
         return cls(graph)
 
@@ -154,7 +155,9 @@ class ApproximateNeighbors:
             matches = self._graph.search(queries_QD, top_k, exact=True)
         shape = (len(queries_QD), -1)
         rows = np.asarray(matches.keys, np.int64).reshape(shape)
+        # usearch returns 1 - dot product for the metric "ip".
         scores = (1 - np.asarray(matches.distances, np.float32)).reshape(shape)
+        # The order of exact search: by score, and equal scores by row.
         order = np.lexsort((rows, -scores), axis=1)
         return Neighbors(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
 

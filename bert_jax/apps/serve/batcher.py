@@ -70,6 +70,7 @@ class _Queue:
         entries = self.by_length[first.length]
         max_rows = self.engine.buckets.max_rows_for(first.length)
         batch = [entries.popleft() for _ in range(min(max_rows, len(entries)))]
+        # The program computes these rows anyway, so shorter sequences in them cost nothing.
         num_free = next_power_of_two(len(batch)) - len(batch)
         for length in sorted(self.by_length, reverse=True):
             shorter = self.by_length[length]
@@ -163,6 +164,8 @@ class Batcher:
             if self.failure is not None:  # nothing would compute the sequences
                 raise RequestError("backend", "the device thread has failed; the log has details")
             if self.queued_tokens + num_tokens > self._max_queue_tokens:
+                # The time in which the queue empties at the present rate, so that clients come
+                # back when there is room.
                 seconds = self.queued_tokens / max(self._tokens_per_second, 1.0)
                 raise RequestError(
                     "overloaded",
@@ -225,6 +228,7 @@ class Batcher:
         except BaseException as error:
             logger.exception("a batch of %d sequences failed in %s", len(batch), engine.name)
             self._fail({entry.job for entry in batch})
+            # Only an error that is no `Exception`, such as SystemExit, ends the thread.
             if not isinstance(error, Exception):
                 raise
 

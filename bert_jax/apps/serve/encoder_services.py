@@ -252,6 +252,8 @@ class EmbeddingService:
         size = dimensions or self._config.truncate_dim
 
         def decode(outputs: Sequence[Arrays]) -> np.ndarray:
+            # Cut before it is normalized, as Matryoshka models are used: a cut unit vector would
+            # not have length 1.
             vectors = np.stack([output["embedding"] for output in outputs])[:, :size]
             return normalize_vectors(vectors) if normalize else vectors
 
@@ -421,6 +423,7 @@ class FillMaskService:
         if not 1 <= top_k <= self.max_top_k:
             message = f"`top_k` is {top_k}; expected 1 to {self.max_top_k}"
             raise RequestError("validation", message, "top_k")
+        # Without truncation, which could cut off the mask.
         ids, _ = encode_inputs(texts, self.tokenizer, 10**9)
         sequences: list[TokenSequence] = []
         positions: list[np.ndarray] = []
@@ -544,6 +547,8 @@ class AttentionService:
         Raises:
           RequestError: the text has more than `max_length` tokens.
         """
+        # Without truncation: attention to a part of the text would be shown as if it were all of
+        # it.
         (ids,), _ = encode_inputs([text], self._tokenizer, 10**9)
         if len(ids) > self.max_length:
             raise RequestError(

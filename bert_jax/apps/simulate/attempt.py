@@ -122,6 +122,7 @@ def host_environment(number: int, count: int, devices: int, port: int) -> dict[s
     variables = {
         HEARTBEAT: str(HEARTBEAT_SECONDS),
         RENDEZVOUS: str(RENDEZVOUS_SECONDS),
+        # Variables that the user has set win over the short timeouts of a simulation.
         **inherited,
     }
     variables |= {"JAX_PLATFORMS": "cpu", LOCAL_DEVICES: str(devices), "PYTHONUNBUFFERED": "1"}
@@ -218,6 +219,7 @@ def run_attempt(
                     )
                     attempt.killed_by_simulator.append(host.number)
                     host.send_signal(signal.SIGKILL)
+                # Infinity, so that the hosts are killed once.
                 failed_at = float("inf")
             time.sleep(POLL_SECONDS)
     _collect_results(attempt, hosts)
@@ -286,6 +288,8 @@ class _MetricsTail:
 
     def newest_step(self) -> int:
         try:
+            # A resumed run replaces metrics.jsonl; until then the file has the steps of the
+            # attempt before, which would trigger the kill at once.
             if self._file.stat().st_ino == self._previous_inode:
                 return 0
             return int(json.loads(last_lines(self._file)[-1])["step"])

@@ -92,6 +92,8 @@ class Supervisor:
                 exit_code = EXIT_PREEMPTED if exit_codes == {EXIT_PREEMPTED} else EXIT_USER_ERROR
                 return Outcome(exit_code=exit_code, attempts=tuple(attempts))
             progressed = (
+                # An attempt that the scenario killed counts as progress: it did not fail by
+                # itself.
                 attempt.killed is not None
                 or newest_checkpoint_step(self._scenario.run) > start_step
             )
@@ -104,6 +106,8 @@ class Supervisor:
 
     def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         second_interrupt = self._stop_requested and signal_number == signal.SIGINT
+        # The handler only records the signal; the loop of the attempt sends it, because hosts are
+        # not known here.
         self._pending_signals.append(signal.SIGKILL if second_interrupt else signal.SIGTERM)
         self._stop_requested = True
 

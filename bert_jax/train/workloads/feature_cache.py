@@ -67,6 +67,7 @@ class FeatureExtractor:
         self._batch_size, self._pad_id = batch_size, pad_id
         self._head, self._model = objective.config.head, objective.config.model
         self._spec = objective.spec
+        # All rows of question answering have one length, so that padding has features, too.
         self._bucket_lengths = (
             bucket_lengths[-1:] if self._spec.loss_reads_padding else bucket_lengths
         )
@@ -78,6 +79,8 @@ class FeatureExtractor:
     def fingerprint(self, splits: Mapping[str, Features]) -> str:
         """Hashes everything on which the features of these sequences depend."""
         compute_dtype = self._objective.config.compute.dtype
+        # The dtype is part of it, because features of a bfloat16 run differ from those of
+        # float32.
         settings = (
             config_lib.fingerprint(self._model),
             compute_dtype,
@@ -163,6 +166,7 @@ def cache_features(
     for name, features in splits.items():
         file = folder / f"{name}.npy"
         try:
+            # Memory-mapped, because features of all tokens may exceed the memory of the host.
             encoder_features = np.asarray(np.load(file, mmap_mode="r"))
         except OSError as error:
             raise UserError(
@@ -238,4 +242,5 @@ def _commit(partial_folder: Path, folder: Path, fingerprint: str) -> None:
     (partial_folder / _FINGERPRINT_FILE).write_text(fingerprint)
     checksums.write_checksums(epath.Path(partial_folder))
     shutil.rmtree(folder, ignore_errors=True)
+    # The rename is last: a folder with this name is always complete.
     partial_folder.rename(folder)

@@ -107,6 +107,7 @@ class FineTuningWorkload(Workload):
         if train.tuning.features != "cached":
             return
         assert isinstance(objective, FineTuningObjective)
+        # Phases may have other lengths, and the features of a token depend on what was truncated.
         lengths = sorted({phase.seq_length for phase in train.phases})
         extractor = FeatureExtractor(
             objective,
@@ -178,6 +179,8 @@ class FineTuningWorkload(Workload):
           (metrics by split, analysis of the task), the analyses of splits on process 0 only.
         """
         last_phase_index = len(self._phases) - 1
+        # Predictions are computed on all processes, because the devices are shared, but only
+        # process 0 writes files and analyses.
         metrics, split_analyses = {}, {}
         predictions_folder.mkdir(parents=True, exist_ok=True)
         for split in self._task.splits:
@@ -239,6 +242,8 @@ class FineTuningWorkload(Workload):
             self.train_features(phase_index),
             self._data.batch_lengths(phase_config.seq_length),
             batch_size=phase_config.batch_size,
+            # Each phase has its own order of examples; otherwise the first epoch of every phase
+            # would be the same.
             seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
             process_index=jax.process_index(),

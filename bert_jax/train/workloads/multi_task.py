@@ -62,6 +62,7 @@ class MultiTaskWorkload(Workload):
 
     def prepare_run_folder(self, folder: Path) -> None:
         """Checks the tokenizer against the model and saves it; see `Workload`."""
+        # One of them is enough: all tasks have the same encoder and tokenizer.
         next(iter(self._workloads.values())).prepare_run_folder(folder)
 
     def data_fingerprint(self) -> str:
@@ -81,6 +82,7 @@ class MultiTaskWorkload(Workload):
         """Returns one shape for each batch length that occurs; see `Workload`."""
         phase_config = self._phases[phase_index]
         loader = self._loader(phase_index, 0)
+        # Each epoch draws other examples, so all epochs of the phase are asked for their lengths.
         epochs = -(-phase_config.steps // loader.batches_per_epoch)
         return [
             {"B": phase_config.batch_size, "L": length}
@@ -186,4 +188,6 @@ class MultiTaskEvaluator:
             task_metrics = evaluator(task_params(params, name))
             primary_metrics.append(evaluator.primary_metric(task_metrics))
             metrics |= {f"{name}/{metric}": value for metric, value in task_metrics.items()}
+        # A plain mean over tasks, whatever their sizes, as in the average of GLUE (Wang et al.
+        # 2018).
         return {MEAN_METRIC: sum(primary_metrics) / len(primary_metrics), **metrics}

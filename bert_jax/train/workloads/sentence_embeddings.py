@@ -313,6 +313,8 @@ def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) ->
     from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_model
 
+    # A text of several examples is embedded once; mining repeats a query for each of its
+    # negatives.
     texts = list(dict.fromkeys(text for group in groups.texts for text in group))
     embeddings = Embedder(load_model(path))(texts)
     by_text = {text: embedding.vector for text, embedding in zip(texts, embeddings, strict=True)}
@@ -337,6 +339,7 @@ def label_names(groups: TextGroups) -> tuple[str, ...]:
       UserError: the groups have no labels.
     """
     _require_labels(groups, SoftmaxLoss)
+    # Alphabetical, so that the class ids do not depend on the order of the file.
     return tuple(sorted(set(groups.labels or ())))
 
 

@@ -76,6 +76,8 @@ class TaskEvaluator:
 
     def primary_metric(self, metrics: Mapping[str, float]) -> float:
         """Returns the first metric of the task, scaled so that the best value is 1."""
+        # SQuAD's metrics are from 0 to 100 and those of other tasks from 0 to 1; a mean over
+        # tasks needs one scale.
         return metrics[self._task.metrics[0]] / self._kind.metric_maximum
 
     def evaluate(self, params: Params) -> SplitResult:

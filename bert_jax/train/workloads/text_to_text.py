@@ -67,6 +67,7 @@ class TextToTextWorkload(Workload):
         self._compute = ComputeConfig(dtype=objective.compute.dtype)
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._tasks = {named.name: load_text_task(named.task, named.name) for named in data.tasks}
+        # Labels must fit into the shortest phase: a label that is cut could never be generated.
         target_length = min(phase.target_length for phase in experiment.train.phases)
         for name, task in self._tasks.items():
             check_labels(task, name, self._tokenizer, target_length)
@@ -158,6 +159,8 @@ class TextToTextWorkload(Workload):
         for split in filter(found_splits.__contains__, self._data.predicted_splits):
             evaluator = self._make_evaluator(split, self._phases[-1], mesh)
             outputs = evaluator.generate(params)
+            # Generation is a collective computation of all processes, so this comes after it and
+            # not before.
             if jax.process_index():
                 continue
             if metrics_of_split := evaluator.metrics(outputs):
@@ -240,6 +243,7 @@ class GenerationEvaluator:
             if not _have_targets(task.splits[self._split]):
                 continue
             metrics = task_metrics(task, self._split, texts)
+            # BLEU and ROUGE are from 0 to 100, metrics of labels from 0 to 1.
             scale = 1.0 if task.kind in _LABELED_KINDS else 0.01
             main.append(scale * metrics[_metric_names(task)[0]])
             result |= {self._prefix(name) + metric: value for metric, value in metrics.items()}
@@ -254,6 +258,8 @@ def task_metrics(task: TextTask, split: str, texts: list[str]) -> dict[str, floa
     match task.kind:
         case "classification":
             labels = [label_index(first, task.labels) for first, *_ in targets]
+            # A text that is no label is wrong for every label; in the F1 of MRPC and QQP it
+            # counts as the other class, as in T5.
             predictions = [label_index(text, task.labels) for text in texts]
             scores = label_text_metrics(labels, predictions, task.labels)
         case "regression":
