@@ -48,6 +48,8 @@ def atomic_path(path: Path) -> Generator[Path]:
             yield partial_path
             if partial_path.is_file():
                 with partial_path.open("rb+") as file:
+                    # Without it a crash of the machine may leave an empty file under the final
+                    # name: the rename can reach the disk before the content.
                     os.fsync(file.fileno())
             os.replace(partial_path, target)
     finally:
@@ -176,6 +178,8 @@ def _as_user_errors(path: Path, partial_path: Path) -> Generator[None]:
     except OSError as error:
         file_names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name]
         is_temporary_path = any(name.startswith(str(partial_path)) for name in file_names)
+        # A full disk is reported without a name of a file by some writers. Any other error in the
+        # block is about a file of the caller.
         if is_temporary_path or (not file_names and error.errno in DISK_ERRORS):
             raise cannot_write_error(path, error) from None
         raise
@@ -216,8 +220,10 @@ def _partial_path(path: Path) -> Path:
 
 def _partial_prefix(path: Path) -> str:
     """Returns `.NAME.HOST.`, with a hash in place of NAME if the file name became too long."""
+    # Process ids repeat between hosts that share a file system.
     host = os.uname().nodename[:40]
     prefix = f".{path.name}.{host}."
+    # 20 bytes are left for the process id and ".partial".
     if len(os.fsencode(prefix)) + 20 > _MAX_NAME_BYTES:
         prefix = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}.{host}."
     return prefix

@@ -37,6 +37,8 @@ def acquire_lock(
       AlreadyLockedError: another process holds the lock.
       OSError: the file cannot be opened, or its file system does not support locks.
     """
+    # "a+" does not truncate: the file has the name of the owner, which must survive a failed
+    # attempt.
     stream = path.open("a+", encoding="utf-8", errors="replace")
     operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     try:
@@ -48,6 +50,8 @@ def acquire_lock(
             stream.seek(0)
             raise AlreadyLockedError(stream.read().strip() or "another process") from None
     if owner:
+        # Only after the lock is held, or the owner's name would be removed by a process that does
+        # not get it.
         stream.truncate(0)
         stream.write(f"{owner}\n")
         stream.flush()

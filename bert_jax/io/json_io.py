@@ -37,6 +37,7 @@ def parse_json(text: str, path: str | Path) -> Any:
     """
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Python's parser keeps the last of two equal keys without an error.
         table = dict(pairs)
         if len(table) < len(pairs):
             ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -68,6 +69,8 @@ def parse_json_line(path: str | Path, number: int, line: str, errors: str = "str
     """
     try:
         record = json.loads(line)
+        # Python's parser accepts a lone surrogate, and the error would come later, where the text
+        # is tokenized or written.
         if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair, or a whole one
             text = json.dumps(record, ensure_ascii=False)
             record = json.loads(text.encode("utf-8", errors).decode())

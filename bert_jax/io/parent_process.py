@@ -36,6 +36,8 @@ def environment_of_child() -> dict[str, str]:
 
 def _watch(parent_pid: int) -> None:
     is_child = os.getppid() == parent_pid  # not if a shell or a wrapper is between the two
+    # A child compares the parent's id, which changes when the parent ends. A process id may be
+    # given to another process soon after, which `is_running` would not notice.
     while os.getppid() == parent_pid if is_child else is_running(parent_pid):
         time.sleep(_POLL_SECONDS)
     os._exit(EXIT_CODE)  # without clean-up, which could wait for the parent

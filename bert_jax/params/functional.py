@@ -52,6 +52,7 @@ class _ShapeOnlyRngs:
     """Replaces `nnx.Rngs` when only shapes matter."""
 
     def params(self) -> jax.Array:
+        # One key for all parameters is enough, because no number is drawn.
         return jax.random.key(0)
 
 
@@ -70,6 +71,7 @@ class Network(Generic[M]):
 
     def abstract(self) -> Params:
         """Returns the parameters as `jax.ShapeDtypeStruct`s: nothing is allocated."""
+        # A copy of the nested dicts, so that a caller who changes them does not change the network.
         return jax.tree.map(lambda leaf: leaf, self._abstract)
 
     def init(self, key: jax.Array) -> Params:

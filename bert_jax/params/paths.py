@@ -66,6 +66,7 @@ def fingerprint(params: Mapping[str, Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path, leaf in sorted(flatten(params).items()):
         array = np.ascontiguousarray(leaf)
+        # With the shape, because transposed or reshaped arrays may have the same bytes.
         digest.update(f"{path} {array.dtype} {array.shape} ".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -87,6 +88,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
         r".*" if segment == "**" else re.escape(segment).replace(r"\*", "[^/]*")
         for segment in pattern.split("/")
     ]
+    # "**" also matches no segment, so the separator beside it is optional.
     return re.compile("/".join(parts).replace("/.*", "(?:/.*)?").replace(".*/", "(?:.*/)?") + r"\Z")
 
 

@@ -77,6 +77,8 @@ class AttemptLog:
         data: Mapping[str, str],
     ):
         self._file, self._started_at = folder / FILE, started_at
+        # The monotonic clock measures how long ago the start was; the clock of the machine may be
+        # corrected in between.
         started = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started_at)
         self._append(
             {

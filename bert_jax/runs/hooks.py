@@ -195,6 +195,7 @@ class SpikeGuard:
             raise TrainingHalted(f"the loss is {loss} {self._describe_event(event)}")
         median = statistics.median(self._losses) if self._losses else loss
         if loss <= max(self._factor * median, SMALLEST_SPIKE):
+            # Failed checks are left out, or a diverged loss would become the new median.
             self._losses.append(loss)
             self._num_bad_checks, self._last_good_event = 0, event
             return

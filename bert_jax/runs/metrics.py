@@ -61,6 +61,7 @@ class MetricsLog:
         self._stream.close()
 
     def _write(self, fields: dict[str, Any], values: Mapping[str, float]) -> None:
+        # NaN and Infinity are no JSON, although Python's `json` writes them.
         finite = {name: float(v) if math.isfinite(v) else None for name, v in values.items()}
         self._stream.write(json.dumps({**fields, **finite}) + "\n")
         self._stream.flush()

@@ -142,6 +142,7 @@ def write_or_check_config(
             f"{_CONFLICT_REMEDY}"
         )
     saved_dir = str(checkpoint_dir(folder))
+    # A resumed run in another place would find no checkpoint and start again from step 0.
     if external_dir not in (None, saved_dir) and not is_same_path(external_dir, saved_dir):
         raise UserError(
             f"the checkpoints of {folder} are in {saved_dir}, not in {external_dir}; "
@@ -201,6 +202,7 @@ def replaced_failed_start(
     _move(names, folder, folder / _PREVIOUS)
     try:
         yield bool(conflicts)
+    # Also after Ctrl-C, which is no Exception.
     except BaseException:
         for name in names:
             _remove(folder / name)

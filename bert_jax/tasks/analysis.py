@@ -144,6 +144,7 @@ def length_stats(task: Task, split: str, tokenizer: Tokenizer, max_length: int) 
     lengths = make_features(task, split, tokenizer, _UNLIMITED_LENGTH).lengths
     if not len(lengths):
         return LengthStats(0, 0, 0, 0)
+    # "higher" returns a length that occurs, not a fraction of a token.
     median, percentile_95 = np.percentile(lengths, [50, 95], method="higher")
     num_over_limit = int((lengths > max_length).sum())
     return LengthStats(int(median), int(percentile_95), int(lengths.max()), num_over_limit)

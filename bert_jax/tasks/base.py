@@ -372,6 +372,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
     def add_input(self, model_input: ModelInput, prediction: Mapping[str, Any]) -> Json:
         """Adds to a prediction the text that it is for, or the id if the input was an example."""
+        # The id was made up for inputs that have none.
         result = {key: value for key, value in prediction.items() if key != "id"}
         if isinstance(model_input, str):
             return {"text": model_input, **result}

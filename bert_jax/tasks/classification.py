@@ -111,6 +111,7 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
                 return TextExample(id=example_id, text=model_input)
             case [str() as text, str() as pair]:
                 return TextExample(id=example_id, text=text, text_pair=pair)
+            # The label is removed, so that a prediction cannot depend on it.
             case TextExample():
                 return dataclasses.replace(model_input, label=None)
             case _:
@@ -149,6 +150,7 @@ class LogitsKind:
         """Returns float64 [n]: the cross-entropy of wrong predictions, 0 for correct ones."""
         logits = predictions.astype(np.float64)
         losses = -log_softmax(logits, axis=1)[np.arange(len(references)), references]
+        # Correct predictions have a loss too, but are no errors to show.
         return np.where(logits.argmax(axis=1) == references, 0.0, losses)
 
 

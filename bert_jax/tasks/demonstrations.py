@@ -106,7 +106,10 @@ class DemonstrationPool:
         texts = example.text, example.text_pair
         sampled: list[np.ndarray] = []
         for class_id, candidates in enumerate(self._classes):
+            # In training the example itself is in the pool; its demonstration would tell the label.
             equal = self._indices[class_id].get(texts, [])
+            # A class with one example, or with copies of one, would have no demonstration
+            # otherwise.
             if len(equal) == len(candidates):
                 equal = []
             index = self._draw(example, class_id, equal, rng)
@@ -125,6 +128,7 @@ class DemonstrationPool:
             vectors = self._class_vectors[class_id]
             ranked = rank_by_similarity(self._vectors(example), vectors)
             ranked = ranked[~np.isin(ranked, excluded)]
+            # LM-BFF draws from the most similar half of the examples.
             count = max(1, int(count * self._selection.fraction))
             return int(ranked[rng.randint(count, Stream.DEMONSTRATIONS, class_id)])
         # The n-th of the other candidates, without a search through all of them.
@@ -244,5 +248,6 @@ def _rng(key: int, index: int) -> ExampleRng:
 
 def _text_key(example: TextExample) -> int:
     """Returns 64 bits of a hash of the texts, the same in every process."""
+    # Not `hash`, which differs from process to process.
     text = repr((example.text, example.text_pair)).encode("utf-8", "backslashreplace")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

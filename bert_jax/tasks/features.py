@@ -77,6 +77,7 @@ def training_features(
     key = task.kind, task.labels, digest, tokenizer.fingerprint, *settings
     if key not in _training_features:
         if len(_training_features) == _MAX_CACHED_SPLITS:
+            # A dict keeps the order of insertion, so the first key is the oldest.
             del _training_features[next(iter(_training_features))]
         _training_features[key] = _new_training_features(task, tokenizer, *settings)
     # A copy, because a run adds encoder features to its own.

@@ -272,6 +272,7 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         confidence = np.array(
             [_chosen_answer(answer, allow_no_answer).probability for answer in predictions]
         )
+        # 1 - F1 alone has many ties at 1, among which the confident errors say the most.
         return (1 - question_scores(references, predictions).f1) * confidence
 
     def error_to_json(self, scored: ScoredExamples, index: int) -> Json:

@@ -59,6 +59,7 @@ def ranking_loss(
     logits, labels, weights = outputs["values"], batch["label_values"], batch["example_weights"]
     # log(1 + exp(x)) - x y: the cross-entropy of sigmoid(x), which would overflow for large x.
     loss = weighted_mean(jax.nn.softplus(logits) - logits * labels, weights)
+    # A logit of 0 is a probability of 0.5.
     correct = (logits > 0) == (labels >= RELEVANT)
     return loss, {"loss": loss, "accuracy": weighted_mean(correct, weights)}
 

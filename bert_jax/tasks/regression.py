@@ -49,6 +49,8 @@ class Regression(TextPairKind):
         output_names=("values",),
         make_outputs=lambda logits, batch: {"values": logits[:, 0]},
         compute_loss=regression_loss,
+        # The likelihood of a Gaussian has 1 / (2 s^2) before the squared error, and of a softmax 1
+        # / s^2 (Kendall et al. 2018).
         uncertainty_scale=0.5,
     )
     description = KindDescription(
@@ -120,6 +122,7 @@ class Regression(TextPairKind):
         """Returns pairs [reference, predicted] for a scatter plot."""
         step = -(-len(scored.references) // MAX_SCATTER_POINTS)
         values = self.shown_values(scored.predictions)
+        # Every n-th example instead of the first ones, because data may be sorted by score.
         pairs = np.stack([scored.references, values], axis=1)[::step]
         return {"reference_vs_predicted": pairs.astype(np.float64).tolist()}
 

@@ -142,6 +142,8 @@ class EncodeExamples:
                     trimmed[name] = trimmed[name][..., : sequence["length"]]
             return {**trimmed, "task_id": tf.constant(self.task_id, tf.int32)}
 
+        # An example may have several sequences of different lengths: they leave NumPy as one padded
+        # array, are unbatched, and lose their padding.
         return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE).unbatch().map(trim)
 
     def _encode(self, raw: Any) -> tuple[np.ndarray, ...]:
@@ -173,6 +175,8 @@ def _padded_field(name: str, dims: str, features: Features) -> np.ndarray:
         return np.array(padded, dtype).reshape(shape)
     values = features.targets.get(name)
     if dims == "L":
+        # Unlabeled splits keep the fields of labeled ones, because a seqio task has one set of
+        # features.
         arrays = [np.asarray(v) for v in values or [np.zeros(0, dtype)] * num_sequences]
         return np.array([np.pad(v, (0, max_length - len(v))) for v in arrays], dtype)
     return np.array([-1] * num_sequences if values is None else values, dtype)

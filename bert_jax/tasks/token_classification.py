@@ -114,6 +114,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         label_to_id = make_label_lookup(labels)
         tokens_by_word = _tokenize_words(examples, tokenizer)
         window_length = max_length - tokenizer.template.num_single_special_tokens
+        # An overlap of a whole window would never reach the next token.
         window_overlap = min(options.window_overlap, window_length // 2)
         features, example_indices = Features(), []
         token_labels: list[np.ndarray] = []
@@ -122,6 +123,8 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
             words = [tokens_by_word[word] for word in example.words]
             ids = np.concatenate([*words, np.zeros(0, np.int32)])
             word_of_token = np.repeat(np.arange(len(words)), [len(word) for word in words])
+            # As in BERT's experiments on CoNLL-2003 (Devlin et al. 2019, section 5.3), the first
+            # token of a word predicts its tag.
             is_first_token = np.diff(word_of_token, prepend=-1) != 0
             tag_ids = [label_to_id(tag, example.id) for tag in example.tags or ()]
             starts = window_starts(len(ids), window_length, window_overlap)
@@ -329,9 +332,11 @@ def _tokenize_words(
     examples: Sequence[TaggedExample], tokenizer: Tokenizer
 ) -> dict[str, np.ndarray]:
     """Returns the token ids of each word, at least one."""
+    # Words repeat often, so each different one is tokenized once.
     words = list(dict.fromkeys(word for example in examples for word in example.words))
     # Byte-level BPE encodes a word within a text with the space before it.
     space = " " if tokenizer.kind == "bpe" else ""
+    # A word of control characters only has no token, but its tag still needs a position.
     unknown = np.array([tokenizer.unk_id], np.int32)
     encoded = tokenizer.encode_ids([space + word for word in words])
     return {w: ids if len(ids) else unknown for w, ids in zip(words, encoded, strict=True)}

@@ -31,6 +31,8 @@ _UNICODE_SPACES = re.compile(f"[{_SPACE_CHARACTERS}]")
 _CHANGED_CHARACTERS = re.compile(
     f"[\r\v\f\x1c-\x1e\x85\u2028\u2029{_INVISIBLE_CHARACTERS}{_SPACE_CHARACTERS}]"
 )
+# A soft hyphen at the end of a line was inserted by whoever set the text, unlike a hyphen, which
+# may be part of the word.
 _SOFT_LINE_BREAK = re.compile(r"\u00ad[ \t]*\n[ \t]*(?=\w)")
 _BLANK_LINES = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
 _SPACES = re.compile(r"[^\S\n]+")
@@ -84,6 +86,7 @@ def split_paragraphs(text: str) -> list[str]:
     blocks = _BLANK_LINES.split(text.strip("\n"))
     if "\n" not in text.strip().replace("\n\n", ""):
         return [line for block in blocks if (line := _collapse_spaces(block))]
+    # Without upper-case letters every line break would look like one inside a sentence.
     cased = text != text.lower()
     lines = [block.split("\n") for block in blocks]
     width = _wrap_width(lines) if cased else 0
@@ -143,13 +146,18 @@ def _wrap_width(blocks: list[list[str]]) -> int:
     if not continued_widths or len(continued_widths) < _MIN_CONTINUED_FRACTION * num_line_breaks:
         return 0
     continued_widths.sort()
+    # Nearly the longest line and not the longest, because a single line that was not wrapped would
+    # make every other line look short.
     return continued_widths[min(int(0.98 * len(continued_widths)), len(continued_widths) - 1)]
 
 
 def _ends_paragraph(line: str, next_line: str, width: int) -> bool:
     text, next_text = line.rstrip(), next_line.lstrip()
+    # A lower-case letter continues the paragraph however short the line before it is.
     if not next_text or next_text[0].islower():
         return not next_text
+    # In a block that is indented as a whole, such as a quotation, the indentation marks no
+    # paragraph.
     indented = len(next_line) - len(next_text) >= 2 and not line.startswith(" ")
     if indented or len(text) > _MAX_WRAP_WIDTH:
         return True

@@ -110,6 +110,8 @@ def check_input_template(tokenizer: Tokenizer, type_vocab_size: int, source: str
     template, cls_token = tokenizer.template, tokenizer.special_tokens.cls
     if type_vocab_size == 0:  # the model does not read token types
         return
+    # A token type that the model lacks would be read from beyond its table, which is no error in
+    # JAX.
     if template.second_token_type < type_vocab_size or template == default_template(cls_token):
         return
     raise UserError(

@@ -59,6 +59,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self, backend: BackendTokenizer, special_tokens: SpecialTokens, source: str | Path
     ):
         """Wraps a tokenizer of the library; `source` is its path, for error messages."""
+        # A tokenizer.json may contain the truncation and padding of the program that saved it;
+        # sequences are cut and padded by the code that makes batches.
         backend.no_truncation()
         backend.no_padding()
         rules = json.loads(backend.to_str())
@@ -83,6 +85,8 @@ class HuggingFaceTokenizer(Tokenizer):
             continues_word=continues_word,
             rules=canonical(rules),
         )
+        # The post-processor decides, because models with equal special tokens may have different
+        # templates.
         self.template = declared_template(rules["post_processor"]) or self.template
         self._backend = backend
 
@@ -130,6 +134,8 @@ class HuggingFaceTokenizer(Tokenizer):
             config = {
                 "tokenizer_class": "RobertaTokenizer",
                 "add_prefix_space": rules["pre_tokenizer"]["add_prefix_space"],
+                # The value of Hugging Face's RobertaTokenizer: offsets do not include the space
+                # before a word.
                 "trim_offsets": True,
             }
         added = {t["content"]: t for t in rules["added_tokens"]}
@@ -215,6 +221,7 @@ def byte_level_bpe_backend(
 
 def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
     """Loads a `vocab.txt`: the token on line n + 1 has id n."""
+    # Not `splitlines`, which also breaks lines at characters such as U+2028, which may be tokens.
     tokens = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if tokens == [""]:
         raise UserError(f"tokenizer {path}: the file is empty; expected one token on each line")
@@ -256,11 +263,13 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(read_text(merges_path).split("\n"), start=1):
         line = line.removesuffix("\r")
+        # Only the first line is a comment: "#version" may be a merge elsewhere.
         if not line or (number == 1 and line.startswith("#version")):
             continue
         pair = line.split(" ")
         if len(pair) != 2:
             raise UserError(f"{merges_path}, line {number}: expected two tokens, found {line!r}")
+        # The order is the rank of a merge, so no line may be sorted or left out.
         merges.append((pair[0], pair[1]))
     special_tokens = find_special_tokens(vocab, config, path)
     # The files have no template. Hugging Face's RobertaTokenizer uses RoBERTa's for any tokens.

@@ -71,6 +71,7 @@ def read_chunks(path: str | Path) -> Iterator[bytes]:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
             yield b""
+    # BadGzipFile is an OSError, so it must be caught before the general one.
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(path, error) from None
     except FileNotFoundError:
@@ -304,6 +305,8 @@ def _check_document_size(path: str | Path, names: SettingNames, number: int, siz
 
 def _split_lines(name: str | Path, chunks: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its end) of decoded text."""
+    # Not `splitlines`, which also breaks lines at form feeds and U+2028; these may be part of a
+    # JSON string or of a text.
     number, rest = 0, ""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split("\n")
@@ -357,6 +360,7 @@ def _decode_chunks(
         ) from None
     bytes_read, first = 0, True
     for raw in raw_chunks:
+        # A character may begin in the chunk before; its bytes belong to the offset in the message.
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(raw, final=not raw)
@@ -375,5 +379,7 @@ def _decode_chunks(
             raise UserError(f"{name}: not {encoding} text ({error}){hint}") from None
         bytes_read += len(raw)
         if first and text:
+            # The codec "utf-8" keeps a byte-order mark, which would become a part of the first
+            # word.
             text, first = text.removeprefix("\ufeff"), False
         yield text

@@ -88,6 +88,8 @@ def _alphabet(word_counts: Mapping[str, int], coverage: float) -> set[str]:
     target_count = coverage * counts.total()
     selected: set[str] = set()
     covered = 0
+    # Equally frequent characters are sorted by code point, so that the alphabet does not depend on
+    # the order of the documents.
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= target_count:
             break
@@ -109,6 +111,7 @@ def _split_into_letters(
     for character in alphabet:
         if character.isascii() and character.isalnum():
             letter_tokens.update((character, CONTINUING_SUBWORD_PREFIX + character))
+    # Ids of letters decide ties of merges, so the order must not come from the set.
     letters = sorted(letter_tokens, key=lambda letter: (len(letter), letter))
     ids = {letter: i for i, letter in enumerate(letters)}
     words = [
@@ -131,6 +134,8 @@ class _Merger:
             for pair in pairwise(word):
                 self._pair_counts[pair] += counts[n]
                 self._words_with_pair[pair].append(n)
+        # Equal counts are ordered by the ids of the pair, hence the pair whose tokens were made
+        # first.
         self._heap = [(-count, pair) for pair, count in self._pair_counts.items()]
         heapq.heapify(self._heap)
 
@@ -157,6 +162,7 @@ class _Merger:
     def _apply_merge(self, pair: tuple[int, int], merged_id: int) -> None:
         changed_pairs: set[tuple[int, int]] = set()
         left, right = pair
+        # The list may name a word twice, and each word may be counted only once.
         for n in sorted(set(self._words_with_pair.pop(pair))):
             word, count = self._words[n], self._counts[n]
             old_pairs = list(pairwise(word))
@@ -166,6 +172,7 @@ class _Merger:
                     word[position : position + 2] = [merged_id]
                 position += 1
             new_pairs = list(pairwise(word))
+            # An outdated entry: another merge has taken one of the two tokens since.
             if len(old_pairs) == len(new_pairs):
                 continue
             for old in old_pairs:
@@ -180,6 +187,8 @@ class _Merger:
         changed_pairs.discard(pair)
         for other in changed_pairs:
             if self._pair_counts[other] > 0:
+                # A heap cannot change an entry. The old one stays and is skipped when its count is
+                # outdated.
                 heapq.heappush(self._heap, (-self._pair_counts[other], other))
             else:
                 del self._pair_counts[other]
@@ -287,6 +296,8 @@ class _CorpusReader:
             for text in self._texts:
                 self._num_documents += 1
                 self._num_characters += len(text)
+                # The zero byte separates documents, so that the same text divided otherwise has
+                # another hash.
                 self._hash.update(text.encode("utf-8", "surrogatepass") + b"\0")
                 bar.update(len(text))
                 yield text

@@ -119,6 +119,8 @@ def parse_model(data: bytes) -> SentencePieceModel:
             normalizer = dict(_read_fields(value))
     return SentencePieceModel(
         pieces=pieces,
+        # Absent fields have the defaults of sentencepiece_model.proto, because unset fields are not
+        # written.
         model_type=_MODEL_TYPES[int(trainer.get(3, 1))],
         unk_id=int(trainer.get(40, 0)),
         byte_fallback=bool(trainer.get(35, 0)),
@@ -202,6 +204,7 @@ class SentencePieceTokenizer(Tokenizer):
             rules=hashlib.sha256(model).hexdigest(),
         )
         self._model, self._processor, self._added_tokens = model, processor, tuple(added_tokens)
+        # Longest first, because an alternative of a regular expression wins by its place.
         special_strings = sorted(set(special_tokens.as_dict().values()), key=len, reverse=True)
         # SentencePiece never encodes text as a control token, so special tokens are found here.
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, special_strings)) + ")")

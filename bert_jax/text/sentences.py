@@ -236,12 +236,14 @@ def _period_ends_sentence(
     text: str, start: int, period: int, next_sentence_start: int, first_char: str
 ) -> bool:
     """Returns whether the period at `period` ends a sentence, not only an abbreviation."""
+    # Only the last 40 characters: a search from the start of a long paragraph would be quadratic.
     last_word = _LAST_WORD.search(text, max(start, period - 40), period)
     word = last_word[0] if last_word else ""
     if word in ABBREVIATIONS:
         return False
     if word in ABBREVIATIONS_BEFORE_NUMBER and first_char.isdigit():
         return False
+    # Only near the start of a sentence can a number be that of a list.
     if period - start <= 12 and _ENUMERATOR.match(text, start, period):
         # "1. The text", "IV. The text": a list number stays with its text. "I." may be a word.
         return word == "I" and start > 0

@@ -118,6 +118,7 @@ class Tokenizer(ABC):
         self.special_ids = frozenset(role_ids | set(extra_special_ids))
         self.word_starts = ~np.asarray(continues_word, dtype=bool)
         self.word_starts[list(self.special_ids)] = True
+        # Every dataset that is made from the tokenizer shares this array.
         self.word_starts.flags.writeable = False
         self.template = default_template(special_tokens.cls)
         # These keys are hashed: renaming one would change the fingerprint of every tokenizer. The
@@ -287,6 +288,7 @@ def save_tokenizer(
         "fingerprint": tokenizer.fingerprint,
         "template": tokenizer.template.name,
     }
+    # First, so that a folder that is only half replaced does not look complete.
     (folder / TOKENIZER_INFO_FILE).unlink(missing_ok=True)
     for name, content in {
         **files,

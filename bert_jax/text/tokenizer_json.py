@@ -112,6 +112,8 @@ def make_post_processor(
     pre_tokenizer = backend.pre_tokenizer
     vocab = backend.get_vocab(with_added_tokens=True)
     cls_id, sep_id = vocab[cls_token], vocab[sep_token]
+    # `RobertaProcessing` would add RoBERTa's template whatever was asked for, hence both
+    # conditions.
     if isinstance(pre_tokenizer, pre_tokenizers.ByteLevel) and template == RobertaTemplate():
         # The class that Hugging Face's RobertaTokenizer writes; it trims offsets by default.
         return processors.RobertaProcessing(

@@ -131,6 +131,7 @@ def _run_pipeline(
         _ = (
             pipeline
             | "units" >> beam.Create(pending_units)
+            # Without it Beam may fuse the steps, and one worker would write all shards.
             | "spread" >> beam.Reshuffle()
             | "write shards" >> beam.ParDo(WriteShardFn(output, plan, tokenizer_files))
         )
@@ -219,6 +220,7 @@ def _local_folder(output: str, scratch: str) -> Path:
 def _copy(source: str, target: str) -> None:
     """Copies bytes without decompression; the target appears when it is complete."""
     uncompressed = CompressionTypes.UNCOMPRESSED
+    # A killed worker leaves a name that nobody reads; Beam may run the same unit a second time.
     tmp_target = target + ".partial"
     with FileSystems.open(source, compression_type=uncompressed) as reader:
         with FileSystems.create(tmp_target, compression_type=uncompressed) as writer:

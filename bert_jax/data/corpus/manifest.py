@@ -103,6 +103,7 @@ def _check_fields(instance: Any, kind: type, names: Iterable[str]) -> None:
     """Raises TypeError if a field that was read from a file has another type, or is negative."""
     for name in names:
         value = getattr(instance, name)
+        # Not `isinstance`: True is an instance of int.
         if type(value) is not kind or (kind is int and value < 0):
             expected = "a number of at least 0" if kind is int else f"a {kind.__name__}"
             raise TypeError(f"{name} is {value!r}, expected {expected}")

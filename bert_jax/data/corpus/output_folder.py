@@ -60,6 +60,8 @@ def open_output_folder(folder: Path, plan: PreparePlan, *, overwrite: bool) -> N
         remove_corpus(folder)
     if plan_path.is_file():
         differences = configs.diff(read_json(plan_path), plan.to_json())
+        # A plan without any shard is a first attempt with a mistake, which may be corrected without
+        # a flag.
         if differences and any(folder.glob("documents-*")):
             raise UserError(_format_differences(folder, differences))
         if differences:
@@ -87,6 +89,7 @@ def open_output_folder(folder: Path, plan: PreparePlan, *, overwrite: bool) -> N
 
 def remove_corpus(folder: Path) -> None:
     """Removes a prepared corpus and no other files; the manifest is removed first."""
+    # First, so that a folder from which only some shards were removed counts as unfinished.
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     for path in folder.iterdir():
         if _is_owned(path) and path.name != LOCK_FILE:

@@ -160,7 +160,10 @@ class _Progress:
     """
 
     def __init__(self, plan: PreparePlan, missing_units: Sequence[int]):
+        # Not "fork", which copies a process without its threads, such as those of `tokenizers`.
         context = multiprocessing.get_context("spawn")
+        # Without a lock: each unit is written by one process only, and a number of 64 bits is
+        # stored at once.
         self.counts: Any = context.Array("q", 2 * len(plan.units) + 1, lock=False)
         total_bytes = sum(plan.units[k].text_bytes for k in missing_units)
         self._start = time.monotonic()
@@ -231,6 +234,7 @@ def _write_in_workers(
 def _start_worker(worker_context: _WorkerContext, progress_counts: Any) -> None:
     """Initializes a worker process. Only the parent process handles Ctrl-C."""
     global _worker_context, _progress_counts, _tokenizer
+    # A terminal sends Ctrl-C to all processes of a command; each would print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent()
     # Each process uses one core; threads of `tokenizers` would compete with other workers.

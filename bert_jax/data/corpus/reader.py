@@ -72,6 +72,8 @@ class PreparedCorpus:
         # shard, and no document spans two shards. So a document begins where the number changes.
         is_first = np.concatenate([np.diff(numbers, prepend=-1) != 0 for numbers in documents])
         self.first_part = np.append(np.flatnonzero(is_first), len(is_first))
+        # int64, because a document may have more tokens than an int32 holds once parts are added
+        # up.
         self.tokens_per_document = np.add.reduceat(
             self.tokens_per_part, self.first_part[:-1], dtype=np.int64
         )

@@ -40,6 +40,7 @@ from bert_jax.text.tokenizer import Tokenizer
 WRITER_OPTIONS = "group_size:1,uncompressed"
 
 _MAGIC = b"BJD1"
+# Padded to 32 bytes, so that the arrays behind it are aligned to the size of their numbers.
 _HEADER = struct.Struct("<4sB3xqIII4x")
 _ID_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _SENTENCE_END_DTYPE = np.dtype("<u4")
@@ -121,6 +122,7 @@ def split_into_parts(
     first_sentence, first_token, part = 0, 0, 0
     while first_sentence < len(ends):
         stop_sentence = int(np.searchsorted(ends, first_token + max_part_tokens, side="right"))
+        # A sentence is never divided, because windows begin and end at sentences.
         stop_sentence = max(stop_sentence, first_sentence + 1)
         end_token = int(ends[stop_sentence - 1])
         local_ends = (ends[first_sentence:stop_sentence] - first_token).astype(_SENTENCE_END_DTYPE)
@@ -317,6 +319,7 @@ def read_shard_metadata(path: Path, plan_fingerprint: str) -> CorpusShard | None
     try:
         metadata: dict[str, Any] = read_json(shard_metadata_path(path))
         return shard_from_json(metadata["shard"]) if metadata["plan"] == plan_fingerprint else None
+    # Damaged metadata are no error: the shard is written again.
     except (KeyError, TypeError, AttributeError, ValueError, UserError):
         return None
 

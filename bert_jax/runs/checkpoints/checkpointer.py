@@ -119,6 +119,7 @@ class Checkpointer:
                 get_metric_fn=best_metric_value,
                 reverse=best_mode == "min",
                 n=1,
+                # By default every checkpoint without a metric would be kept forever.
                 keep_checkpoints_without_metrics=False,
             )
             policies.append(best_policy)

@@ -69,6 +69,8 @@ def latest_valid_step(
       UserError: there are steps, but none is valid; the message names the files.
     """
     rejections: list[str] = []
+    # Newest first, and the first valid one ends the search, because hashing reads every byte of a
+    # checkpoint.
     for step in sorted(steps, reverse=True):
         problems = checksums.find_problems(folder / str(step), file_prefixes)
         if not problems:

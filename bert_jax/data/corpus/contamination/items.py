@@ -92,6 +92,7 @@ class _TokenKeys(dict[str, int]):
 
     def __missing__(self, token: str) -> int:
         if len(self) >= _MAX_CACHED_WORDS:
+            # Clearing all is cheaper than counting uses: frequent words come back at once.
             self.clear()
         self[token] = key = _token_key(token)
         return key
@@ -102,6 +103,7 @@ def _token_key(token: str) -> int:
         return _NEWLINE
     if not token[0].isalnum() and not _WORDS.match(token):
         return _MARK
+    # Case folding can undo the normalization, so it is applied again afterwards.
     folded = unicodedata.normalize("NFKC", _NO_PART_OF_KEYS.sub("", token)).casefold()
     data = unicodedata.normalize("NFKC", folded).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
@@ -174,7 +176,9 @@ def digest(texts: Iterable[str]) -> int:
     content = hashlib.blake2b(digest_size=8)
     for text in texts:
         keys = word_keys(text)
+        # With the lengths, so that moving a word from one text to the next gives another number.
         content.update(len(keys).to_bytes(8, "little") + keys.astype("<u8").tobytes())
+    # 63 bits, because Parquet's integers have a sign.
     return int.from_bytes(content.digest(), "little") >> 1
 
 
