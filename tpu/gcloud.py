@@ -85,6 +85,7 @@ ERRORS: tuple[tuple[ErrorKind, str, str], ...] = (
         "network",
         r"Unable to find the server|Temporary failure in name resolution|timed out"
         r"|Network is unreachable|HTTPError 5\d\d|UNAVAILABLE|INTERNAL|Connection reset"
+        # Too many requests are temporary too, unlike an exhausted quota.
         r"|HTTPError 429",
         "a temporary problem of the network or of Google Cloud; it is safe to run the same "
         "command again",
@@ -175,6 +176,7 @@ class Gcloud:
 def _execute(argv: Sequence[str], stdin: str | bytes, timeout: float) -> tuple[int, str, str]:
     """Returns the exit code, stdout and stderr."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
+    # A question of gcloud would wait for an answer that nobody gives.
     environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
     try:
         done = subprocess.run(

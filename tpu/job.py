@@ -40,6 +40,8 @@ EXIT_CODES = {
     EXIT_SAVED: "saved after a request to stop",
     EXIT_NOT_READY: "the host could not be prepared",
     EXIT_CONFIG: "data, a secret or a permission is missing",
+    # JAX aborts a process (SIGABRT) when the heartbeat of another one fails; Python cannot catch
+    # it.
     134: "aborted, because another host disconnected",
     137: "killed, for example because the host had no memory left",
     EXIT_TERMINATED: "stopped before there was anything to save",

@@ -50,6 +50,8 @@ class Run:
                 seen = self.observe(history.attempt)
                 history, action = decide(history, seen, limits, time.time())
                 self.write_history(history)
+                # The history is saved before the action: a loop that is killed in between repeats
+                # it, which is harmless, and never forgets an attempt that costs money.
                 logger.info("attempt %d: %s; %s", history.attempt, seen.detail, action)
                 history = self._act(history, action, hours)
             except GcloudError as error:
@@ -132,6 +134,8 @@ class Run:
             f"$code/tpu/host/start.sh {shlex.join([*unit, *self.job.flags()])}"
         )
         logger.info("starting the trainers")
+        # The trainers are systemd units that survive the connection. If it breaks, gcloud repeats
+        # the command up to 10 times, so starting must do nothing the second time.
         self.slice.ssh(command)
 
     def stop_trainers(self, attempt: int) -> None:

@@ -22,6 +22,8 @@ _QUEUED_STATES: dict[str, SliceState] = {
     "PROVISIONING": "starting",
     "DELETING": "deleting",
     "SUSPENDING": "lost",
+    # After a spot preemption the request is SUSPENDED, still holds quota and blocks its name
+    # until it is deleted with --force.
     "SUSPENDED": "lost",
     "FAILED": "lost",
 }
@@ -67,7 +69,9 @@ class QueuedResource:
         flags = [
             f"--node-id={name}",
             *self._location,
+            # Not --type, which in the released gcloud knows v2 to v4 only.
             f"--accelerator-type={slice_type.accelerator_type}",
+            # The flag of `queued-resources`; `tpu-vm create` calls it --version.
             f"--runtime-version={slice_type.generation.runtime_version}",
             f"--valid-until-duration={max(1, round(rental.wait_hours * 3600))}s",
             f"--labels=bert-run={self._job.run_id}",
@@ -87,6 +91,7 @@ class QueuedResource:
         Raises:
           GcloudError: it was refused.
         """
+        # Without --force, a request whose node exists cannot be deleted.
         words = ("delete", self._job.slice_name, *self._location, "--force", "--async", "--quiet")
         self._gcloud.find("compute", "tpus", "queued-resources", *words)
 
@@ -115,6 +120,7 @@ class QueuedResource:
         detail = f"{detail}, node {name}"
         if name != "READY":
             return SliceStatus(state=_NODE_STATES.get(name, "starting"), detail=detail)
+        # `gcloud ... ssh` does not check the health, and commands on such a node may hang.
         if health.startswith("UNHEALTHY"):
             return SliceStatus(state="starting", detail=f"{detail}, health {health}")
         endpoints = [str(end.get("ipAddress", "")) for end in node.get("networkEndpoints", [])]

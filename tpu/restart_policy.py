@@ -105,6 +105,7 @@ def decide(
     history, codes = _advance(history, seen, now), seen.exit_codes
     is_idle = history.phase == "idle"  # then the exit codes are from an attempt that has ended
     fatal = [(host, code) for host, code in sorted(codes.items()) if code in _FATAL_CODES]
+    # Time to save is kept before the limit on hours, so that the last steps are not lost.
     save_seconds = min(SAVE_SECONDS, 360 * limits.max_hours)  # a tenth of short runs
     if seen.stop_requested:
         return _end(history, EXIT_SAVED, STOPPED)
@@ -162,7 +163,9 @@ def describe_exit(code: int) -> str:
 
 def _advance(history: History, seen: Observation, now: float) -> History:
     """Counts the billed time since the last turn, and notes the first exit and a left queue."""
+    # Not negative: the loop may go on at another machine, whose clock may be behind.
     elapsed = max(0.0, now - history.time) if history.time else 0.0
+    # Slices cost money from their creation to the end of their deletion; the queue is free.
     is_billed = seen.slice in ("starting", "ready", "deleting")
     billed = history.billed_seconds + (elapsed if is_billed else 0.0)
     history = replace(history, time=now, billed_seconds=billed)
@@ -178,6 +181,8 @@ def _retry(history: History, seen: Observation, now: float, reason: str) -> tupl
     failed = [host for host, code in sorted(codes.items()) if code == EXIT_FAILED]
     if failed and not has_progress:
         return _end(history, EXIT_FAILED, f"host {failed[0]}: {describe_exit(EXIT_FAILED)}")
+    # A preemption that was announced is no failure of the run, even if it came before the next
+    # checkpoint.
     was_saved = any(code in _SAVED_CODES for code in codes.values())
     unproductive = 0 if has_progress else history.unproductive + (not was_saved)
     progress = max(history.progress, seen.progress)

@@ -116,6 +116,8 @@ class _Worker:
     def run(self) -> int:
         # Must not log: the signal may have interrupted a log call that holds the lock.
         signal.signal(signal.SIGTERM, lambda signum, frame: self._stop())
+        # One host that gets SIGTERM is enough: JAX's preemption service makes all of them save
+        # the same step.
         threading.Thread(target=self._watch_for_preemption, daemon=True).start()
         number = self._host.number
         self._log.info(f"host {number} of {self._job.slice}, attempt {self._host.attempt}")
@@ -196,6 +198,8 @@ class _Worker:
             return
         # In one training on all chips, the trainer writes checkpoints to the bucket itself.
         exclude = _TEMPORARY if self._job.is_sharded else f"{_TEMPORARY}|{_CHECKPOINTS}"
+        # Two passes: the files that mark a complete folder are copied when everything else has
+        # arrived.
         for pattern in (f"{exclude}|{_LAST_FILES}", exclude):
             words = ("--recursive", f"--exclude={pattern}", str(self._home / "run"))
             self._copy("rsync", *words, f"{self._job.url}/run")
@@ -270,6 +274,7 @@ class _Worker:
                 next_copy = time.monotonic() + self._mirror_seconds
         for reader in readers:
             reader.join(timeout=10)  # a process that the trainer has left behind may hold the pipe
+        # As a shell does for a process that a signal has ended.
         codes = [code if code >= 0 else 128 - code for code in (p.wait() for p in self._processes)]
         self._processes.clear()
         self._mirror()
@@ -282,6 +287,7 @@ class _Worker:
             listed = self._gcloud.find("storage", "ls", f"{self._folder}/") or ""
             for other in sorted(waiting):
                 _, found, rest = listed.partition(f"/host-{other}.exit-")
+                # The exit code is part of the file's name, so listing the folder is enough.
                 code = int(rest.split()[0]) if found else None
                 if code == EXIT_DONE:
                     waiting.discard(other)
@@ -408,6 +414,8 @@ def _metadata(key: str) -> str | None:
     request = urllib.request.Request(
         f"{server}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
     )
+    # The metadata server is on the machine's own network, where a proxy from the environment
+    # cannot reach it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with contextlib.suppress(OSError, ValueError):
         with opener.open(request, timeout=5) as response:

@@ -92,6 +92,7 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
     AlbertConfig: Family(
         albert_model.AlbertEncoder, albert_model.PARAMETER_AXES, albert.HUGGING_FACE
     ),
+    # Its attention has no parameters besides BERT's, so the rows are BERT's.
     BigBirdConfig: Family(bigbird_model.BigBirdEncoder, _BERT_AXES, bigbird.HUGGING_FACE),
     DistilBertConfig: Family(bert_model.BertEncoder, _BERT_AXES, distilbert.HUGGING_FACE),
     ElectraConfig: Family(bert_model.BertEncoder, _BERT_AXES, electra.HUGGING_FACE),

@@ -32,6 +32,8 @@ The value must have the type of the default; None stands for an integer that is 
 """
 
 FIXED_FIELDS: dict[str, Any] = {
+    # Relative positions of old BERT files would need other parameters; such a file is refused
+    # instead of being computed differently.
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,

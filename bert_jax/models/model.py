@@ -215,6 +215,8 @@ class EncoderWithHeads(nnx.Module):
 
         Each class has the mean of the masked-LM logits of its label words; see `LabelTokens`.
         """
+        # A mask that is written in a text is read as unknown, so the first mask is the
+        # template's.
         positions = jnp.argmax(input_ids == label_tokens.mask_token_id, axis=1)
         logits_BV = self.masked_lm_logits(gather_positions(hidden_BLD, positions[:, None])[:, 0])
         return jnp.stack(

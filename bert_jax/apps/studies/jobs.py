@@ -269,6 +269,7 @@ class JobRunner:
         """Runs a job and returns the reason why it failed, or None if it succeeded."""
         run, start_cost = self._folder / job.name, bar.n
         run.mkdir(parents=True, exist_ok=True)
+        # A killed command leaves its run behind, which holds the lock of the run folder.
         self._wait_for_orphan(run)
         if self._stop_requested:
             raise Interrupted
@@ -304,6 +305,8 @@ class JobRunner:
         """Returns the environment of a job, which uses the compilation cache of the folder."""
         variable = compilation_cache.ENVIRONMENT_VARIABLE
         cache = os.environ.get(variable) or str((self._folder / compilation_cache.FOLDER).resolve())
+        # Jobs of a study differ in seed and data, not in the program: the first one compiles for
+        # all.
         return {**os.environ, variable: cache}
 
     def _wait_for_orphan(self, run: Path) -> None:

@@ -219,6 +219,7 @@ def head_linear(
 
 def gather_positions(hidden_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
     """Returns the hidden states at the given positions of each sequence, [B, P, D]."""
+    # Gathering by a product with one-hot vectors was no faster by the TPU compiler's estimate.
     return jnp.take_along_axis(hidden_BLD, positions_BP[..., None], axis=1)
 
 

@@ -187,6 +187,8 @@ def _call_kernel(
             scratch_shapes=scratch_shapes,
         ),
         out_shape=out_shape,
+        # Programs do not depend on each other, so that the two cores of a v4 or v5p chip share
+        # the grid.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
         name=name,

@@ -38,6 +38,8 @@ class RotaryTable(NamedTuple):
     def rotate(self, x_BLHK: jax.Array) -> jax.Array:
         """Rotates queries or keys [B, L, H, K]; the result has their dtype."""
         first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
+        # Pairs are the halves of a head, as in Hugging Face; the paper (Su et al. 2021) pairs
+        # neighboring elements, so published weights would not fit.
         rotated = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
         return jnp.concatenate(rotated, axis=-1).astype(x_BLHK.dtype)
 
@@ -122,6 +124,7 @@ class GatedFeedForward(nnx.Module):
         D, F = config.hidden_size, config.intermediate_size
         self.intermediate = linear(D, F, config, compute, rngs, use_bias=False)
         self.gate = linear(D, F, config, compute, rngs, use_bias=False)
+        # Output kernels start smaller, because the residual stream adds up 2 N of their outputs.
         self.output = linear(
             F, D, config, compute, rngs, use_bias=False, stddev=output_stddev(config)
         )

@@ -194,6 +194,7 @@ class EncoderDecoder(nnx.Module):
         target_mask = jnp.ones_like(decoder_input_ids)
         cross_mask = _cross_mask(attention_mask)
         if packing_ids is not None and decoder_packing_ids is not None:
+            # Sources and targets are packed in the same plan, so equal ids belong together.
             cross_mask = AttentionMask(decoder_packing_ids, packing_ids, causal=False)
         decoder_hidden, decoder_states = self.decoder(
             self.shared(decoder_input_ids),
@@ -222,6 +223,7 @@ class EncoderDecoder(nnx.Module):
             None,
             output_hidden_states=False,
         )
+        # Computed once for each source: no token that is generated changes them.
         keys_values = tuple(
             layer.cross_attention.keys_values(hidden) for layer in self.decoder.layers
         )
@@ -251,6 +253,8 @@ class EncoderDecoder(nnx.Module):
         bias = jnp.where(
             jnp.arange(length) <= position,
             self.decoder.bias_at(position, length),
+            # The cache has its full length from the start; positions that are not written yet are
+            # hidden.
             jnp.finfo(jnp.float32).min,
         )
         written: list[LayerCache] = []
