@@ -347,6 +347,7 @@ def run(args: Arguments) -> int:
         copy_items([args.contamination], Path(args.run))
     from bert_jax.parallel.processes import config_from_environment, initialize
 
+    # Before anything uses the devices: afterwards JAX cannot connect its processes any more.
     initialize(config_from_environment())
     from bert_jax.train.run import run as train
 
@@ -455,6 +456,8 @@ def _text_to_text_experiment(args: Arguments) -> Experiment:
     batch_size = settings.setdefault("batch_size", 32)
     table = read_table(str(args.train), args.encoding)
     epochs = 3 if args.epochs is None else args.epochs
+    # Rounded, because batches of an encoder-decoder go on from one epoch to the next, without a
+    # smaller last one.
     steps = max(1, round(epochs * len(table.rows) / batch_size))
     values = {**given(args, *_TEXT_TO_TEXT_FILES, "source"), "target": args.target[0]}
     # As JSON, so that a column named 1 stays a text; `model` is always read as a text.

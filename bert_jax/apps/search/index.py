@@ -194,6 +194,8 @@ class SearchIndex:
             case "bm25":
                 return self._bm25.search(queries, top_k)
             case "hybrid":
+                # More than `top_k`: a document that both rankings have at place 30 can be among
+                # the best of the fused one.
                 num_candidates = min(max(top_k, _CANDIDATES_TO_FUSE), len(self))
                 rankings = [
                     self.neighbors(encoder, queries, num_candidates, "dense"),
@@ -203,6 +205,8 @@ class SearchIndex:
 
     def check_encoder(self, encoder: TextEncoder) -> None:
         """Raises a UserError unless the encoder is the one that embedded the documents."""
+        # The fingerprint counts, not the path: a model may be copied, or trained further at the
+        # same place.
         if encoder.id.fingerprint != self.info.fingerprint:
             raise UserError(
                 f"{self.folder} was made with {self.info.model} (fingerprint "
@@ -363,6 +367,7 @@ def _finish(building: Path, output: Path, info: IndexInfo) -> None:
     write_json(building / INFO, to_json(info))
     for name in (_PROGRESS, _LOCK):
         (building / name).unlink()
+    # The rename is last: a folder with the name of the index is always complete.
     os.replace(building, output)
 
 
@@ -372,6 +377,8 @@ def _write_documents(building: Path, documents: Iterable[Document]) -> tuple[np.
     with (building / DOCUMENTS).open("wb") as file:
         for document in documents:
             record = {"id": document.id, "text": document.text}
+            # Offsets count bytes and not characters, so the line is encoded before it is
+            # measured.
             line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
             digest.update(line)
             file.write(line)

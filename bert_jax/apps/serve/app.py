@@ -84,6 +84,7 @@ class Endpoints:
 
     def compute(self, route: ComputeRoute) -> Callable[[Request], Awaitable[Response]]:
         """Returns the endpoint of a route that runs a model."""
+        # One decoder for each route: msgspec compiles the type when the decoder is made.
         decoder = msgspec.json.Decoder(route.request_type)
 
         async def endpoint(request: Request) -> Response:
@@ -149,6 +150,8 @@ class Endpoints:
         scheme, _, found = request.headers.get("authorization", "").partition(" ")
         # The name of the scheme may be written in any case (RFC 9110, section 11.1).
         is_bearer = scheme.lower() == "bearer"
+        # In constant time, so that the key cannot be guessed character by character; HTTP headers
+        # are Latin-1.
         if not (hmac.compare_digest(found.encode("latin-1"), self._key) and is_bearer):
             message = "the API key is missing or wrong; expected the header Authorization: Bearer"
             raise RequestError("key", message, headers={"WWW-Authenticate": "Bearer"})
@@ -165,6 +168,7 @@ class Endpoints:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
             raise too_large
+        # Content-Length may be missing or wrong, so the bytes that arrive are counted, too.
         body = bytearray()
         try:
             async with asyncio.timeout(seconds):
@@ -222,6 +226,7 @@ class Endpoints:
         return self._page_file(request.path_params["name"])
 
     def _page_file(self, name: str) -> Response:
+        # A list of names instead of a folder: no path of a request can leave it.
         if name not in _PAGE_FILES:
             raise HTTPException(404, f"there is no file {name!r} of the page")
         return FileResponse(PAGE / name, headers=_PAGE_HEADERS)
@@ -250,6 +255,8 @@ async def _until_disconnected(request: Request, handler: Awaitable[Any]) -> Any:
       RequestError: the client has disconnected.
     """
     task = asyncio.ensure_future(handler)
+    # Starlette does not cancel a handler when its client goes away, so the connection is watched
+    # beside it.
     watch = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)

@@ -367,6 +367,7 @@ async def embeddings(call: Call, request: OpenAIEmbeddingRequest) -> Any:
 
     vectors: np.ndarray = await call.compute(make_work)
     embeddings = (
+        # OpenAI's clients ask for base64 by default and read little-endian float32.
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if request.encoding_format == "base64"
         else vectors.tolist()

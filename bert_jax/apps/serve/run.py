@@ -35,6 +35,8 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
+    # Otherwise a server that is started again would wait until the kernel forgets the connections
+    # of the one before.
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
@@ -76,6 +78,7 @@ class Server(uvicorn.Server):
         uvicorn's method raises the signal again after the shutdown, so that the process would not
         exit with 0.
         """
+        # Python allows signal handlers on the main thread only.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -107,6 +110,8 @@ def run_server(models: ServedModels, config: ServerConfig, bound: socket.socket)
     state = ServerState(models, config)
     server = Server(state, config)
     host, port = bound.getsockname()[:2]
+    # The port is bound before the programs are compiled, so that /health can say that the server
+    # is not ready yet.
     logger.info("listening on http://%s:%d; compiling", host, port)
     state.start()
     announce = threading.Thread(target=_announce, args=(state, server, host, port), daemon=True)

@@ -147,10 +147,13 @@ class ServerState:
         self.started_at = int(time.time())
         self.is_stopping = False
         self._num_requests = 0
+        # The tokenizers library releases the GIL, so its threads run beside the event loop.
         self._pool = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
 
     def _count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        # After the start this number must not grow: a program compiled for a request would hold
+        # up all others.
         if event == "/jax/core/compile/backend_compile_duration":
             self.metrics.compilations.inc()
 

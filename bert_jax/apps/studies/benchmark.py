@@ -67,6 +67,7 @@ def read_outputs(run: Path, task: Task, split: str) -> np.ndarray:
       UserError: the predictions are missing or belong to other examples.
     """
     predictions, examples = read_predictions(run, split), task.splits[split]
+    # Compared by id: a data set of another version may have the same number of examples.
     if [row["id"] for row in predictions] != [example.id for example in examples]:
         raise UserError(
             f"{run / PREDICTIONS / split}.jsonl was made for other examples than {task.name} has "
@@ -76,6 +77,8 @@ def read_outputs(run: Path, task: Task, split: str) -> np.ndarray:
         probabilities = np.array(
             [[row["probabilities"][n] for n in task.labels] for row in predictions]
         )
+        # Logarithms of probabilities are logits up to a constant; a probability that was written
+        # as 0 has no logarithm.
         return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
     return np.array([row["value"] for row in predictions], np.float64)
 
@@ -188,6 +191,8 @@ class Benchmark:
     def settings(self) -> dict[str, Any]:
         """Returns the settings that may not change; tasks and seeds may."""
         fields = asdict(self.config)
+        # Tasks and seeds may be added to a finished study; all other settings would change the
+        # runs that exist.
         return {name: fields[name] for name in fields if name not in ("tasks", "seeds")}
 
     @property
@@ -208,6 +213,8 @@ class Benchmark:
         other_tasks = [name for name in self._num_train_examples if name not in mnli_init_tasks]
         if self.config.mnli_init != SAME_SEED_MNLI:
             return runner.run(self._jobs([*other_tasks, *mnli_init_tasks]))
+        # First, because which MNLI run RTE, MRPC and STS-B start from is known when all settings
+        # of MNLI have run.
         failed = runner.run(self._jobs(other_tasks))
         for name in mnli_init_tasks:
             for seed in self.config.seeds:

@@ -154,11 +154,13 @@ class Search:
         if self.num_samples is None:
             return trials.grid(self.values)
         sampled = [self._sample_setting(number) for number in range(self.num_samples)]
+        # Two samples may be equal, above all of a few values; their runs would share a folder.
         return list({trials.setting_name(setting): setting for setting in sampled}.values())
 
     def _sample_setting(self, number: int) -> dict[str, Any]:
         setting: dict[str, Any] = {}
         for field in (*self.values, *self.ranges):
+            # CRC-32 and not `hash`, which Python seeds differently in each process.
             generator = np.random.default_rng([self.seed, number, zlib.crc32(field.encode())])
             if field in self.values:
                 choices = self.values[field]
@@ -198,6 +200,7 @@ def parse_ranges(assignments: Sequence[str]) -> dict[str, Range]:
         field, text = _split_assignment("--range", example, assignment, found)
         bounds, colon, scale = text.partition(":")
         low, _, high = (_parse_value(part) for part in bounds.partition(".."))
+        # `type` and not `isinstance`: JSON's true and false are integers in Python.
         are_numbers = all(type(bound) in (int, float) for bound in (low, high))
         if not are_numbers or scale not in ("", "log") or (colon and not scale):
             raise ConfigError(f"--range {assignment}: expected FIELD=LOW..HIGH, as in {example}")

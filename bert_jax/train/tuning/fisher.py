@@ -61,6 +61,7 @@ def fisher_information(
 
     encoder = jax.device_put(model.params["encoder"])
     total, count = jax.tree.map(jnp.zeros_like, encoder), 0
+    # One example at a time: the square of a mean gradient is not the mean of the squares.
     batches = _batches(config, corpus_folder, num_examples, batch_size=1)
     for batch in tqdm(batches, "Fisher information", num_examples, unit=" examples", disable=None):
         total, count = add(total, encoder, batch), count + 1
