@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.apps.curate import units
-from bert_jax.apps.curate.corpus import Corpus, TextFunctions
+from bert_jax.apps.curate.corpus import Corpus, match_digest
 from bert_jax.apps.curate.curate import curate
 from bert_jax.apps.curate.exact_duplicates import line_parts
 from bert_jax.apps.curate.near_duplicates import WordHashes, band_keys, shingle_hashes
@@ -144,10 +144,7 @@ def make_stages(pages: list[str], path: Path, scratch: Path) -> Stages:
             sources=("pages",),
             priorities=(0,),
             step=0,
-            functions=TextFunctions(
-                check=functools.partial(units.check_text, config=unit_config),
-                match_key=units.match_digest,
-            ),
+            check=functools.partial(units.check_text, config=unit_config),
         )
         if not spilled.exists():
             spilled.mkdir()
@@ -175,7 +172,7 @@ def make_stages(pages: list[str], path: Path, scratch: Path) -> Stages:
         "Gopher quality": rules(GOPHER_QUALITY),
         "Gopher repetition": rules(GOPHER_REPETITION),
         "FineWeb quality": rules(FINEWEB_QUALITY),
-        "keys of documents": lambda: [units.match_digest(page) for page in pages],
+        "keys of documents": lambda: [match_digest(page) for page in pages],
         "keys of lines": lambda: [list(line_parts(page)) for page in pages],
         "MinHash bands": compute_bands,
         "exact duplicates, whole": deduplicate(ExactDuplicates()),

@@ -13,12 +13,13 @@ import gzip
 import hashlib
 import json
 import re
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -116,6 +117,7 @@ def is_finished(spill: Path, fingerprint: str) -> bool:
 
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
+_WHITE_SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +140,7 @@ class Document:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Describes what a step does to one document: it drops the document, or removes lines of it.
 
     Attributes:
@@ -153,22 +154,8 @@ class Decision:
     reason: str = RETAINED
     value: float | None = None
     twin: str = ""
-    removed_lines: tuple[int, ...] = ()
+    removed_lines: Sequence[int] = ()
     removed_reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFunctions:
-    """Holds the functions of text that depend on the rules of the config; both must be importable.
-
-    Attributes:
-      check: returns the reason to drop a text by the rules for documents ("" to keep it), and the
-        value that broke a rule. Texts are checked again if a step removed lines.
-      match_key: returns the hash of the form in which texts are compared.
-    """
-
-    check: Callable[[str], tuple[str, float | None]]
-    match_key: Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,13 +168,15 @@ class Corpus:
       sources: the name of the source of each work unit. Sources that are earlier have priority.
       priorities: the number of that source, from 0.
       step: number of the step, from 0; decisions of the steps before it are applied.
+      check: returns the reason to drop a text by the rules for documents ("" to keep it), and the
+        value that broke a rule; importable. Texts are checked again if a step removed lines.
     """
 
     folder: Path
     sources: tuple[str, ...]
     priorities: tuple[int, ...]
     step: int
-    functions: TextFunctions
+    check: Callable[[str], tuple[str, float | None]]
 
     @property
     def num_units(self) -> int:
@@ -211,6 +200,48 @@ class Corpus:
         """Returns the path of the decisions of this step about a work unit."""
         return self.path("decisions", unit)
 
+    def write_units(
+        self,
+        workers: Workers,
+        name: str,
+        function: Callable[..., None],
+        *arguments: Any,
+        description: str,
+    ) -> list[Path]:
+        """Writes a file of this step for each work unit, with `workers`; returns the paths.
+
+        Args:
+          name: as for `path`.
+          function: called as `function(path, corpus, unit, *arguments)`; must be importable.
+        """
+        paths = [self.path(name, unit) for unit in range(self.num_units)]
+        tasks = {path: (self, unit, *arguments) for unit, path in enumerate(paths)}
+        workers.write_files(function, tasks, description=description)
+        return paths
+
+    def write_key_ranges(
+        self,
+        workers: Workers,
+        name: str,
+        function: Callable[..., None],
+        ranges: Sequence[tuple[int, int]],
+        files: Sequence[Path],
+        *,
+        description: str,
+    ) -> list[Path]:
+        """Writes a file of this step for each range of keys; returns the paths.
+
+        Args:
+          name: as for `path`.
+          function: called as `function(path, files, first, last)`; must be importable.
+          ranges: (first, last) of each range.
+          files: rows with the keys of all work units.
+        """
+        paths = [self.path(name, number) for number in range(len(ranges))]
+        tasks = {path: (files, *ranges[number]) for number, path in enumerate(paths)}
+        workers.write_files(function, tasks, description=description)
+        return paths
+
     def documents(self, unit: int) -> Iterator[Document]:
         """Yields the documents of a work unit that are retained so far, in order."""
         for index, (record, _) in enumerate(self.records(unit)):
@@ -219,7 +250,7 @@ class Corpus:
                     index=index,
                     id=record["id"],
                     text=record["text"],
-                    match_key=record["key"] or self.functions.match_key(record["text"]),
+                    match_key=record["key"] or match_digest(record["text"]),
                     fields=record["fields"],
                 )
 
@@ -267,7 +298,7 @@ class Corpus:
           removed_lines: numbers of lines, from 0, of the text split at newlines.
         """
         numbers = tuple(sorted(removed_lines))
-        reason, value = self.functions.check(remove_lines(document.text, numbers))
+        reason, value = self.check(remove_lines(document.text, numbers))
         return Decision(
             reason=reason, value=value, removed_lines=numbers, removed_reason=removed_reason
         )
@@ -275,26 +306,17 @@ class Corpus:
     def write_decisions(self, unit: int, decisions: Mapping[int, Decision]) -> None:
         """Writes the decisions of this step about a work unit, by the index of the document."""
         lines = [
-            json.dumps(
-                [index, each.reason, each.value, each.twin, each.removed_lines, each.removed_reason]
-            )
-            for index, each in sorted(decisions.items())
+            json.dumps([index, *decision]) + "\n" for index, decision in sorted(decisions.items())
         ]
-        atomic_write(self.decisions_path(unit), "".join(line + "\n" for line in lines))
+        atomic_write(self.decisions_path(unit), "".join(lines))
 
     def read_decisions(self, unit: int) -> dict[int, Decision]:
         """Returns the decisions of this step about a work unit, by the index of the document."""
         decisions: dict[int, Decision] = {}
         with self.decisions_path(unit).open(encoding="utf-8") as file:
             for line in file:
-                index, reason, value, twin, removed_lines, removed_reason = json.loads(line)
-                decisions[index] = Decision(
-                    reason=reason,
-                    value=value,
-                    twin=twin,
-                    removed_lines=tuple(removed_lines),
-                    removed_reason=removed_reason,
-                )
+                index, *fields = json.loads(line)
+                decisions[index] = Decision(*fields)
         return decisions
 
 
@@ -324,6 +346,23 @@ def documents_of_unit(unit: int) -> tuple[int, int]:
 def index_of_document(number: int) -> int:
     """Returns the index in its work unit of the document with a number."""
     return number & 0xFFFFFFFF
+
+
+def match_key(text: str) -> str:
+    """Returns the form in which documents are compared: NFKC, lower case, single spaces."""
+    folded = unicodedata.normalize("NFKC", text).lower()
+    return _WHITE_SPACE.sub(" ", folded).strip()
+
+
+def match_digest(text: str) -> str:
+    """Returns the hash of the form in which documents are compared."""
+    return digest(match_key(text))
+
+
+def digest(text: str) -> str:
+    """Returns BLAKE2b of a text, 128 bits in hexadecimal digits."""
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def hash_of_id(document_id: str) -> int:

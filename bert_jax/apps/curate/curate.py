@@ -27,7 +27,6 @@ from typing import Any
 from bert_jax.apps.curate import units
 from bert_jax.apps.curate.corpus import (
     Corpus,
-    TextFunctions,
     encode_json_line,
     is_finished,
     read_summary,
@@ -230,9 +229,7 @@ def _write_shards(
         sources=tuple(unit.source for unit in work),
         priorities=tuple(source_names.index(unit.source) for unit in work),
         step=0,
-        functions=TextFunctions(
-            check=functools.partial(units.check_text, config=config), match_key=units.match_digest
-        ),
+        check=functools.partial(units.check_text, config=config),
     )
     _write_spills(config, work, corpus, fingerprint, workers)
     for k, step in enumerate(config.steps):

@@ -253,8 +253,7 @@ def write_found(path: Path, corpus: Corpus, unit: int, action: Action) -> None:
             _match_row(index, document, words, each, _action_on(each, words, decision))
             for each in matches
         ]
-        content = decision and asdict(decision)
-        lines.append(json.dumps([document.index, content, [asdict(row) for row in rows]]))
+        lines.append(json.dumps([document.index, decision, [asdict(row) for row in rows]]))
     atomic_write(path, "".join(line + "\n" for line in lines))
 
 
@@ -263,13 +262,8 @@ def read_found(path: Path) -> Iterator[tuple[int, Decision | None, list[MatchRow
     with path.open(encoding="utf-8") as file:
         for line in file:
             index, decision, rows = json.loads(line)
-            if decision is not None:
-                decision["removed_lines"] = tuple(decision["removed_lines"])
-            yield (
-                index,
-                None if decision is None else Decision(**decision),
-                [MatchRow(**row) for row in rows],
-            )
+            decided = None if decision is None else Decision(*decision)
+            yield index, decided, [MatchRow(**row) for row in rows]
 
 
 def _is_removable(index: ContaminationIndex, match: ItemMatch) -> bool:
@@ -418,16 +412,15 @@ class Decontamination:
         items = read_items(self.sets)
         write_items(items_path(corpus), items)
         index = load_index(items_path(corpus))
-        units = range(corpus.num_units)
-        counts = {corpus.path("counts", unit): (corpus, unit) for unit in units}
-        workers.write_files(write_counts, counts, description="count n-grams")
-        common, documents = self._common_ngrams(corpus, index, list(counts))
+        counts = corpus.write_units(workers, "counts", write_counts, description="count n-grams")
+        common, documents = self._common_ngrams(corpus, index, counts)
         with atomic_path(common_path(corpus)) as path, path.open("wb") as file:
             np.save(file, common)
-        found = {corpus.path("found", unit): (corpus, unit, self.action) for unit in units}
-        workers.write_files(write_found, found, description="find items")
+        found = corpus.write_units(
+            workers, "found", write_found, self.action, description="find items"
+        )
         rows: list[MatchRow] = []
-        decisions = [dict[int, Decision]() for _ in units]
+        decisions = [dict[int, Decision]() for _ in found]
         for unit, path in enumerate(found):
             for index_of_document, decision, matches in read_found(path):
                 rows += matches
@@ -442,8 +435,8 @@ class Decontamination:
         write_rows(output / ITEMS_FILE, ItemRow, of_items)
         summary = summarize(index, of_items, rows, common, documents)
         write_json(output / SUMMARY_FILE, {"documents": num_documents, **summary})
-        for unit in units:
-            corpus.write_decisions(unit, decisions[unit])
+        for unit, decisions_of_unit in enumerate(decisions):
+            corpus.write_decisions(unit, decisions_of_unit)
 
     def _common_ngrams(
         self, corpus: Corpus, index: ContaminationIndex, paths: Sequence[Path]

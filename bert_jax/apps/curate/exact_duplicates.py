@@ -149,23 +149,19 @@ class ExactDuplicates:
 
     def decide(self, corpus: Corpus, workers: Workers) -> None:
         """Writes the decisions about each work unit."""
-        units = range(corpus.num_units)
-        keys = [corpus.path("keys", unit) for unit in units]
-        workers.write_files(
-            _write_keys,
-            {path: (corpus, unit) for unit, path in enumerate(keys)},
-            description="duplicates: hash documents",
+        keys = corpus.write_units(
+            workers, "keys", _write_keys, description="duplicates: hash documents"
         )
         ranges = key_ranges(keys, _KEY)
-        twins = [corpus.path("twins", number) for number in range(len(ranges))]
-        workers.write_files(
-            _write_twins,
-            {path: (keys, *ranges[number]) for number, path in enumerate(twins)},
-            description="duplicates: compare",
+        twins = corpus.write_key_ranges(
+            workers, "twins", _write_twins, ranges, keys, description="duplicates: compare"
         )
-        workers.write_files(
+        corpus.write_units(
+            workers,
+            "decisions",
             write_twin_decisions,
-            {corpus.decisions_path(unit): (corpus, unit, twins, self.REASON) for unit in units},
+            twins,
+            self.REASON,
             description="duplicates: decide",
         )
 
@@ -258,28 +254,16 @@ class RepeatedLines:
 
     def decide(self, corpus: Corpus, workers: Workers) -> None:
         """Writes the decisions about each work unit."""
-        units = range(corpus.num_units)
-        keys = [corpus.path("keys", unit) for unit in units]
-        repeated = [path.with_suffix(".repeated") for path in keys]
-        workers.write_files(
-            _write_line_keys,
-            {path: (corpus, unit, self, repeated[unit]) for unit, path in enumerate(keys)},
-            description=f"{self.REASON}s: hash",
+        what = f"{self.REASON}s"
+        keys = corpus.write_units(
+            workers, "keys", _write_line_keys, self, description=f"{what}: hash"
         )
         ranges = key_ranges(keys, _LINE_KEY)
-        removed = [corpus.path("removed", number) for number in range(len(ranges))]
-        workers.write_files(
-            _write_removed,
-            {path: (keys, *ranges[number]) for number, path in enumerate(removed)},
-            description=f"{self.REASON}s: compare",
+        removed = corpus.write_key_ranges(
+            workers, "removed", _write_removed, ranges, keys, description=f"{what}: compare"
         )
-        workers.write_files(
-            _write_decisions,
-            {
-                corpus.decisions_path(unit): (corpus, unit, self, removed, repeated[unit])
-                for unit in units
-            },
-            description=f"{self.REASON}s: remove",
+        corpus.write_units(
+            workers, "decisions", _write_decisions, self, removed, description=f"{what}: remove"
         )
 
 
@@ -291,14 +275,13 @@ class RepeatedParagraphs(RepeatedLines):
     PARTS: ClassVar[_Parts] = staticmethod(paragraph_parts)
 
 
-def _write_line_keys(
-    path: Path, corpus: Corpus, unit: int, config: RepeatedLines, repeated: Path
-) -> None:
-    """Writes the distinct keys of each document of a work unit.
+def _repeated_path(keys: Path) -> Path:
+    """Returns the path of the keys that one document has several times, beside all keys."""
+    return keys.with_suffix(".repeated")
 
-    Args:
-      repeated: path for the keys that a document contains several times.
-    """
+
+def _write_line_keys(path: Path, corpus: Corpus, unit: int, config: RepeatedLines) -> None:
+    """Writes the distinct keys of each document of a work unit."""
     repeated_rows: list[np.ndarray] = []
 
     def chunks() -> Iterator[np.ndarray]:
@@ -318,7 +301,7 @@ def _write_line_keys(
 
     # The file at `path` is the last that is written: a stopped run repeats both or none.
     write_sorted_rows(path.with_suffix(".unfinished"), _LINE_KEY, chunks())
-    write_sorted_rows(repeated, _REMOVED, repeated_rows)
+    write_sorted_rows(_repeated_path(path), _REMOVED, repeated_rows)
     path.with_suffix(".unfinished").replace(path)
 
 
@@ -334,17 +317,12 @@ def _write_removed(path: Path, keys: list[Path], first: int, last: int) -> None:
 
 
 def _write_decisions(
-    path: Path,
-    corpus: Corpus,
-    unit: int,
-    config: RepeatedLines,
-    removed: list[Path],
-    repeated: Path,
+    path: Path, corpus: Corpus, unit: int, config: RepeatedLines, removed: list[Path]
 ) -> None:
     """Writes which lines of the documents of a work unit are removed."""
     assert path == corpus.decisions_path(unit)
     in_others = read_rows(removed, _REMOVED, *documents_of_unit(unit))
-    in_itself = read_rows([repeated], _REMOVED)
+    in_itself = read_rows([_repeated_path(corpus.path("keys", unit))], _REMOVED)
     edited = np.union1d(in_others["document"], in_itself["document"])
     documents = set(map(index_of_document, edited.tolist()))
     decisions: dict[int, Decision] = {}

@@ -6,11 +6,11 @@ Each work unit writes one file, with one row for each document, in the order of 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.contamination.found_items import import_pyarrow
+from bert_jax.data.corpus.contamination.found_items import import_pyarrow, make_table, row_schema
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import atomic_path
 
@@ -89,13 +89,11 @@ def open_ledger(path: Path) -> Generator[Callable[[LedgerRow], None]]:
 
     At most `GROUP_ROWS` rows are in memory: each group of rows is written when it is full.
     """
-    pyarrow, parquet = import_pyarrow()
-    schema = _schema(pyarrow)
+    _, parquet = import_pyarrow()
     rows: list[LedgerRow] = []
 
     def write_group() -> None:
-        columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
-        writer.write_table(pyarrow.table(columns, schema=schema))
+        writer.write_table(make_table(LedgerRow, rows))
         rows.clear()
 
     def add_row(row: LedgerRow) -> None:
@@ -104,7 +102,7 @@ def open_ledger(path: Path) -> Generator[Callable[[LedgerRow], None]]:
             write_group()
 
     with atomic_path(path) as tmp_path:
-        with parquet.ParquetWriter(tmp_path, schema, compression="zstd") as writer:
+        with parquet.ParquetWriter(tmp_path, row_schema(LedgerRow), compression="zstd") as writer:
             yield add_row
             if rows:
                 write_group()
@@ -120,21 +118,8 @@ def read_ledger(paths: Iterable[Path]) -> list[LedgerRow]:
     rows: list[LedgerRow] = []
     for path in paths:
         try:
-            table = parquet.read_table(path, schema=_schema(pyarrow))
+            table = parquet.read_table(path, schema=row_schema(LedgerRow))
         except (OSError, pyarrow.ArrowException) as error:
             raise UserError(f"{path}: not a ledger of `bert-jax curate` ({error})") from None
         rows += [LedgerRow(**row) for row in table.to_pylist()]
     return rows
-
-
-_COLUMNS = tuple(each.name for each in fields(LedgerRow))
-
-
-def _schema(pyarrow: Any) -> Any:
-    text, number = pyarrow.string(), pyarrow.int64()
-    types = dict.fromkeys(_COLUMNS, text) | {
-        "characters": number,
-        "retained_characters": number,
-        "value": pyarrow.float64(),
-    }
-    return pyarrow.schema(list(types.items()))

@@ -18,6 +18,7 @@ import unicodedata
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -262,39 +263,20 @@ class NearDuplicates:
 
     def decide(self, corpus: Corpus, workers: Workers) -> None:
         """Writes the decisions about each work unit."""
-        units = range(corpus.num_units)
-        bands = [corpus.path("bands", unit) for unit in units]
-        workers.write_files(
-            _write_bands,
-            {path: (corpus, unit, self) for unit, path in enumerate(bands)},
-            description="near duplicates: MinHash",
-        )
+        write_units, what = partial(corpus.write_units, workers), "near duplicates"
+        bands = write_units("bands", _write_bands, self, description=f"{what}: MinHash")
         ranges = key_ranges(bands, _BAND)
-        pairs = [corpus.path("pairs", number) for number in range(len(ranges))]
-        numbers = [path.with_suffix(".documents") for path in pairs]
-        workers.write_files(
-            _write_pairs,
-            {path: (bands, *ranges[k], numbers[k]) for k, path in enumerate(pairs)},
-            description="near duplicates: find pairs",
+        pairs = corpus.write_key_ranges(
+            workers, "pairs", _write_pairs, ranges, bands, description=f"{what}: find pairs"
         )
-        shingles = [corpus.path("shingles", unit) for unit in units]
-        workers.write_files(
-            _write_shingles,
-            {path: (corpus, unit, self, numbers) for unit, path in enumerate(shingles)},
-            description="near duplicates: read pairs",
-        )
-        edges = [corpus.path("edges", unit) for unit in units]
-        workers.write_files(
-            _write_edges,
-            {path: (unit, pairs, shingles, self.threshold) for unit, path in enumerate(edges)},
-            description="near duplicates: compare",
+        write_units("shingles", _write_shingles, self, pairs, description=f"{what}: read pairs")
+        edges = write_units(
+            "edges", _write_edges, pairs, self.threshold, description=f"{what}: compare"
         )
         twins = corpus.path("twins", 0)
-        workers.write_files(_write_twins, {twins: (edges,)}, description="near duplicates: choose")
-        workers.write_files(
-            write_twin_decisions,
-            {corpus.decisions_path(unit): (corpus, unit, [twins], self.REASON) for unit in units},
-            description="near duplicates: decide",
+        workers.write_files(_write_twins, {twins: (edges,)}, description=f"{what}: choose")
+        write_units(
+            "decisions", write_twin_decisions, [twins], self.REASON, description=f"{what}: decide"
         )
 
 
@@ -324,12 +306,15 @@ def _rank(priority: int, document: Document) -> int:
     return priority << 48 | (_MAX_CHARACTERS - len(document.text))
 
 
-def _write_pairs(path: Path, bands: list[Path], first: int, last: int, numbers: Path) -> None:
+def _numbers_path(pairs: Path) -> Path:
+    """Returns the path of the numbers of all documents that are in a file of pairs."""
+    return pairs.with_suffix(".documents")
+
+
+def _write_pairs(path: Path, bands: list[Path], first: int, last: int) -> None:
     """Writes the pairs of documents with an equal key in a range of keys.
 
-    Args:
-      path: the pairs, by the number of the document that ranks lower.
-      numbers: path for the numbers of all documents in pairs.
+    The pairs are sorted by the number of the document that ranks lower.
     """
     rows = read_rows(bands, _BAND, first, last)
     starts = group_starts(rows["key"])
@@ -349,14 +334,15 @@ def _write_pairs(path: Path, bands: list[Path], first: int, last: int, numbers: 
     is_lower = position > 0
     in_pairs = is_lower.copy()
     in_pairs[:-1] |= is_lower[1:]
-    write_sorted_rows(numbers, _NUMBER, [rows["document"][in_pairs].astype(_NUMBER)])
+    write_sorted_rows(_numbers_path(path), _NUMBER, [rows["document"][in_pairs].astype(_NUMBER)])
     write_sorted_rows(path, _PAIR, pairs())
 
 
 def _write_shingles(
-    path: Path, corpus: Corpus, unit: int, config: NearDuplicates, numbers: list[Path]
+    path: Path, corpus: Corpus, unit: int, config: NearDuplicates, pairs: list[Path]
 ) -> None:
     """Writes the shingle sets of the documents of a work unit that are in pairs."""
+    numbers = map(_numbers_path, pairs)
     wanted = read_rows(numbers, _NUMBER, *documents_of_unit(unit))["document"]
     wanted_indices = set(map(index_of_document, np.unique(wanted).tolist()))
 
@@ -371,7 +357,7 @@ def _write_shingles(
 
 
 def _write_edges(
-    path: Path, unit: int, pairs: list[Path], shingles: list[Path], threshold: float
+    path: Path, corpus: Corpus, unit: int, pairs: list[Path], threshold: float
 ) -> None:
     """Writes the pairs that are similar, of those whose lower-ranked document is in a work unit.
 
@@ -379,7 +365,7 @@ def _write_edges(
     """
     rows = read_rows(pairs, _PAIR, *documents_of_unit(unit))
     proposed = rows[group_starts(rows) == np.arange(len(rows))]  # several bands find one pair
-    files = ShingleFiles(shingles)
+    files = ShingleFiles([corpus.path("shingles", k) for k in range(corpus.num_units)])
 
     def edges() -> Iterator[np.ndarray]:
         for start in range(0, len(proposed), RUN_ROWS):

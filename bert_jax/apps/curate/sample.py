@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax.apps.curate.corpus import digest, match_digest
 from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
 from bert_jax.apps.curate.ledger import RETAINED, LedgerRow, read_ledger
 from bert_jax.apps.curate.model_signals import ModelSignal, likely_language
 from bert_jax.apps.curate.near_duplicates import NearDuplicates
 from bert_jax.apps.curate.plan import CurationConfig, CurationUnit, Rule, make_units
 from bert_jax.apps.curate.signals import SIGNALS, TextView
-from bert_jax.apps.curate.units import clean_lines, digest, edit_text, filter_document, match_digest
+from bert_jax.apps.curate.units import clean_lines, edit_text, filter_document
 from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import MissingExtraError
 from bert_jax.text.cleaning import normalize_text
@@ -85,13 +86,11 @@ def is_sampled(text_digest: str, fraction: float) -> bool:
     return int(text_digest[:16], 16) < fraction * 2**64
 
 
-def read_raw_documents(
-    work: Sequence[CurationUnit],
-) -> Iterator[tuple[CurationUnit, RawDocument, str]]:
-    """Yields each document of the input with its work unit and the hash of its raw text."""
+def read_raw_documents(work: Sequence[CurationUnit]) -> Iterator[tuple[RawDocument, str]]:
+    """Yields each document of the input with the hash of its raw text."""
     for unit in work:
         for document in unit.documents():
-            yield unit, document, digest(document.text)
+            yield document, digest(document.text)
 
 
 def measure(document: RawDocument, config: CurationConfig) -> MeasuredDocument | None:
@@ -129,7 +128,7 @@ def forecast(config: CurationConfig, tokenizer: Tokenizer | None = None) -> Fore
     result = Forecast(fraction=sample_fraction(work))
     has_exact = ExactDuplicates() in config.steps
     match_keys, texts, filter_seconds, started = set[str](), list[str](), 0.0, time.monotonic()
-    for _, document, text_digest in read_raw_documents(work):
+    for document, text_digest in read_raw_documents(work):
         result.documents += 1
         result.characters += len(document.text)
         if not is_sampled(text_digest, result.fraction):
@@ -280,40 +279,22 @@ def review(config: CurationConfig, output: Path) -> Review:
       UserError: the ledger or the input cannot be read.
     """
     result = Review()
-    chosen: dict[str, _Smallest] = {}
-    pairs = _Smallest(NUM_PAIRS)
+    chosen: dict[str, list[LedgerRow]] = {}
     for path in sorted(output.glob("ledger-*.parquet")):
         for row in read_ledger([path]):  # one file at a time
             flows = result.flows.setdefault(row.source, {})
             flows[row.reason] = flows.get(row.reason, Flow()).with_row(row)
+            if row.reason != RETAINED:
+                chosen.setdefault(row.reason, []).append(row)
+        for reason, rows in chosen.items():
             # Contaminated documents have a twin and a value too: an evaluation item.
-            if row.reason == NearDuplicates.REASON:
-                pairs.add(row)
-            elif row.reason != RETAINED:
-                chosen.setdefault(row.reason, _Smallest(EXAMPLES_PER_REASON)).add(row)
-    result.examples = {reason: chosen[reason].rows() for reason in sorted(chosen)}
-    result.pairs = pairs.rows()
+            count = NUM_PAIRS if reason == NearDuplicates.REASON else EXAMPLES_PER_REASON
+            # Chosen by hash, not by order. Equal documents have one hash; the id decides then.
+            chosen[reason] = heapq.nlargest(count, rows, lambda row: (-int(row.digest, 16), row.id))
+    result.pairs = chosen.pop(NearDuplicates.REASON, [])
+    result.examples = {reason: chosen[reason] for reason in sorted(chosen)}
     _read_texts(config, result)
     return result
-
-
-class _Smallest:
-    """Keeps the rows whose hashes are the smallest, whatever their order."""
-
-    def __init__(self, count: int):
-        self._count = count
-        self._heap: list[tuple[int, str, LedgerRow]] = []
-
-    def add(self, row: LedgerRow) -> None:
-        # Equal documents have one hash; the id decides then, so that rows are never compared.
-        item = (-int(row.digest, 16), row.id, row)
-        if len(self._heap) < self._count:
-            heapq.heappush(self._heap, item)
-        elif item > self._heap[0]:
-            heapq.heapreplace(self._heap, item)
-
-    def rows(self) -> list[LedgerRow]:
-        return [row for _, _, row in sorted(self._heap, reverse=True)]
 
 
 def _read_texts(config: CurationConfig, result: Review) -> None:
@@ -322,7 +303,7 @@ def _read_texts(config: CurationConfig, result: Review) -> None:
     wanted |= {name for row in result.pairs for name in (row.id, row.twin)}
     work = make_units(config)
     result.fraction = sample_fraction(work)
-    for _, document, text_digest in read_raw_documents(work):
+    for document, text_digest in read_raw_documents(work):
         if document.key in wanted:
             # Edited, so that the report does not show private data that the shards lack. The whole
             # text, because an address at the cut would not be recognized.

@@ -7,16 +7,14 @@ The result is a spill file (corpus.py) with the text of the documents that are k
 content depends on the unit and the config only.
 """
 
-import hashlib
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.apps.curate.corpus import write_spill_lines
+from bert_jax.apps.curate.corpus import digest, match_digest, write_spill_lines
 from bert_jax.apps.curate.model_signals import ModelSignal
 from bert_jax.apps.curate.plan import CurationConfig, CurationUnit
 from bert_jax.apps.curate.signals import TextView
@@ -103,9 +101,6 @@ def count_sentences(text: str, splitter: SentenceSplitter) -> int:
 
 EMPTY = "empty"
 """The reason for dropping a document without a letter or a digit."""
-DIGEST_BYTES = 16
-
-_WHITE_SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,23 +174,6 @@ def _check_rules(text: str, config: CurationConfig) -> tuple[str, float | None]:
             if not rule.allows(value):
                 return rule_set.reason(rule), value
     return "", None
-
-
-def match_key(text: str) -> str:
-    """Returns the form in which documents are compared: NFKC, lower case, single spaces."""
-    folded = unicodedata.normalize("NFKC", text).lower()
-    return _WHITE_SPACE.sub(" ", folded).strip()
-
-
-def match_digest(text: str) -> str:
-    """Returns the hash of the form in which documents are compared."""
-    return digest(match_key(text))
-
-
-def digest(text: str) -> str:
-    """Returns BLAKE2b of a text, 128 bits in hexadecimal digits."""
-    data = text.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def write_spill(path: Path, unit: CurationUnit, config: CurationConfig, fingerprint: str) -> None:

@@ -20,6 +20,7 @@ from bert_jax.__main__ import main
 from bert_jax.apps.curate import ledger, units, workers
 from bert_jax.apps.curate.corpus import (
     is_finished,
+    match_key,
     read_documents_of,
     read_summary,
     write_spill_lines,
@@ -35,7 +36,6 @@ from bert_jax.apps.curate.plan import (
     RuleSet,
     Source,
 )
-from bert_jax.apps.curate.units import match_key
 from bert_jax.data.corpus.source_files import SourceFile
 from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import MissingExtraError, UserError

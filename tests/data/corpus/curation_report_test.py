@@ -15,6 +15,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.apps.curate import sample
+from bert_jax.apps.curate.corpus import digest
 from bert_jax.apps.curate.curate import curate
 from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
 from bert_jax.apps.curate.near_duplicates import NearDuplicates
@@ -42,7 +43,7 @@ from bert_jax.apps.curate.sample import (
     read_raw_documents,
     review,
 )
-from bert_jax.apps.curate.units import digest, edit_text, filter_document
+from bert_jax.apps.curate.units import edit_text, filter_document
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, ItemRow, write_rows
 from bert_jax.data.corpus.sources import TextFiles
 
@@ -100,7 +101,7 @@ def test_review_counts_every_document_of_the_ledger(config, output) -> None:
 def test_only_this_rule_counts_what_is_kept_without_it(config, output) -> None:
     content = review(config, output)
     broken, only = count_broken(content.measured)
-    documents = [raw for _, raw, _ in read_raw_documents(make_units(config))]
+    documents = [raw for raw, _ in read_raw_documents(make_units(config))]
     texts = [edit_text(raw.text, config, Counter()) for raw in documents]
 
     def num_retained(changed: CurationConfig) -> int:
@@ -221,7 +222,7 @@ def test_dry_run_writes_nothing(config, tmp_path, capsys, shared: Path) -> None:
 
 
 def test_measure_skips_documents_without_text(config) -> None:
-    documents = {raw.key: raw for _, raw, _ in read_raw_documents(make_units(config))}
+    documents = {raw.key: raw for raw, _ in read_raw_documents(make_units(config))}
     empty = [raw for raw in documents.values() if not any(map(str.isalnum, raw.text))]
     assert empty and all(measure(raw, config) is None for raw in empty)
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from bert_jax.apps.curate.corpus import match_key
 from bert_jax.apps.curate.plan import (
     FINEWEB_QUALITY,
     GOPHER_QUALITY,
@@ -18,7 +19,7 @@ from bert_jax.apps.curate.plan import (
     Source,
 )
 from bert_jax.apps.curate.signals import SIGNALS, TextView
-from bert_jax.apps.curate.units import clean_page, filter_document, match_key
+from bert_jax.apps.curate.units import clean_page, filter_document
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError
 from bert_jax.text.cleaning import normalize_text

@@ -98,14 +98,9 @@ class ItemRow:
 
 def write_rows(path: Path, row_type: type[MatchRow] | type[ItemRow], rows: Sequence[Any]) -> None:
     """Writes rows of one type as a Parquet file."""
-    pyarrow, parquet = import_pyarrow()
-    columns = {
-        field.name: [getattr(row, field.name) for row in rows]
-        for field in dataclasses.fields(row_type)
-    }
+    _, parquet = import_pyarrow()
     with atomic_path(path) as tmp_path:
-        table = pyarrow.table(columns, schema=_schema(pyarrow, row_type))
-        parquet.write_table(table, tmp_path, compression="zstd")
+        parquet.write_table(make_table(row_type, rows), tmp_path, compression="zstd")
 
 
 def read_matches(folder: Path) -> list[MatchRow]:
@@ -138,16 +133,27 @@ def _read_rows(path: Path, row_type: type[Any]) -> list[dict[str, Any]]:
             "recipe has a step Decontamination, as the recipe 'contamination' does"
         )
     try:
-        return parquet.read_table(path, schema=_schema(pyarrow, row_type)).to_pylist()
+        return parquet.read_table(path, schema=row_schema(row_type)).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: damaged ({error}); run `bert-jax curate` again") from None
 
 
-def _schema(pyarrow: Any, row_type: type[Any]) -> Any:
+def make_table(row_type: type[Any], rows: Sequence[Any]) -> Any:
+    """Returns a pyarrow table with a column for each field of a dataclass."""
+    pyarrow, _ = import_pyarrow()
+    schema = row_schema(row_type)
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    return pyarrow.table(columns, schema=schema)
+
+
+def row_schema(row_type: type[Any]) -> Any:
+    """Returns the types of the columns for the fields of a dataclass."""
+    pyarrow, _ = import_pyarrow()
     types: dict[Any, Any] = {
         str: pyarrow.string(),
         int: pyarrow.int64(),
         float: pyarrow.float64(),
+        float | None: pyarrow.float64(),
     }
     return pyarrow.schema(
         [(field.name, types[field.type]) for field in dataclasses.fields(row_type)]
