@@ -1,7 +1,7 @@
 """Checks near-duplicates against theory and brute force, and repeated lines against a reference.
 
-Covers bert_jax/apps/curate/corpus.py and bert_jax/apps/curate/duplicates/. The
-real documents are the license texts of installed packages: natural duplicates and near-duplicates.
+Covers bert_jax/apps/curate/corpus.py, near_duplicates.py and exact_duplicates.py. The real
+documents are the license texts of installed packages: natural duplicates and near-duplicates.
 """
 
 import gzip
