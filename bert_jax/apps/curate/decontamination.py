@@ -261,9 +261,9 @@ def read_found(path: Path) -> Iterator[tuple[int, Decision | None, list[MatchRow
     """Yields (index of the document, decision, matches) from a file of `write_found`."""
     with path.open(encoding="utf-8") as file:
         for line in file:
-            index, decision, rows = json.loads(line)
-            decided = None if decision is None else Decision(*decision)
-            yield index, decided, [MatchRow(**row) for row in rows]
+            index, values, rows = json.loads(line)
+            decision = None if values is None else Decision(*values)
+            yield index, decision, [MatchRow(**row) for row in rows]
 
 
 def _is_removable(index: ContaminationIndex, match: ItemMatch) -> bool:
