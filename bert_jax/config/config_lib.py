@@ -32,6 +32,7 @@ def to_json(config: Any) -> Any:
         return [to_json(item) for item in config]
     if isinstance(config, Mapping):
         return {str(key): to_json(value) for key, value in config.items()}
+    # Anything else, such as an array or a function, could not be compared when a run is resumed.
     if config is None or isinstance(config, (bool, int, float, str)):
         return config
     raise ConfigError(f"a config holds a {type(config).__name__}; only plain values are possible")
@@ -57,6 +58,7 @@ def from_json(annotation: Any, data: Any, path: str = "") -> Any:
         if not isinstance(data, (list, tuple)):
             raise _wrong_type(path, annotation, data)
         return tuple(from_json(item, value, f"{path}[{i}]") for i, value in enumerate(data))
+    # JSON has one type of number, and users write 1 for 1.0.
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if origin is typing.Literal:
@@ -67,6 +69,7 @@ def from_json(annotation: Any, data: Any, path: str = "") -> Any:
     if annotation is Any:
         return data
     wanted = types.NoneType if annotation is None else annotation
+    # Not `isinstance`: True is an instance of int and would be accepted as a number.
     if type(data) is not wanted:
         raise _wrong_type(path, annotation, data)
     return data
@@ -93,10 +96,13 @@ def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
 def _from_json_dataclass(cls: Any, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
         raise _wrong_type(path, cls, data)
+    # The type may be left out where only one class is possible.
     if data.get(TYPE_KEY, cls.__name__) != cls.__name__:
         raise ConfigError(f"{path}: found type {data[TYPE_KEY]!r}, expected {cls.__name__!r}")
     hints = _hints(cls)
     values = {key: value for key, value in data.items() if key != TYPE_KEY}
+    # An unknown key is an error and not ignored: a misspelled field would keep its default in
+    # silence.
     for key in values:
         if key not in hints:
             raise unknown_field(_join(path, key), key, hints)
@@ -120,6 +126,7 @@ def override(config: T, assignments: Sequence[str]) -> T:
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
+            # Bare words are strings, so that a shell needs no quotes inside quotes.
             value = text
         config = _replace(config, path.split("."), value, path)
     return config
@@ -176,6 +183,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def fingerprint(config: Any) -> str:
     """Returns the first 16 hex digits of the sha256 of the config's canonical JSON."""
+    # Sorted keys and no spaces: the order of the fields in a class does not change the hash.
     text = json.dumps(to_json(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -218,5 +226,6 @@ def is_same_path(a: object, b: object) -> bool:
     if not (isinstance(a, str) and isinstance(b, str) and a and b) or "\0" in a + b:
         return False
     real_path = os.path.realpath(a)
+    # Only existing paths, or two strings that are no paths could count as equal.
     is_path = glob.has_magic(real_path) or os.path.exists(real_path)
     return is_path and real_path == os.path.realpath(b)

@@ -36,6 +36,7 @@ class SpanCorruption:
         check_range("data.masking.noise_density", self.noise_density, above=0, below=1)
         name = "data.masking.mean_noise_span_length"
         check_range(name, self.mean_noise_span_length, at_least=1)
+        # Each span needs a token before it, or neighboring spans would become one.
         num_spans_per_token = self.noise_density / self.mean_noise_span_length
         if num_spans_per_token > 1 - self.noise_density:
             raise ConfigError(
@@ -330,6 +331,7 @@ MaskingConfig = Masking | NGramMasking | SpanMasking
 def _check_masking(masking: MaskingConfig) -> None:
     for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
         check_range(f"data.masking.{name}", getattr(masking, name), at_least=0, at_most=1)
+    # 0.9 + 0.1 and the like may be a little more than 1 in floating point.
     if masking.mask_replace_prob + masking.random_replace_prob > 1.0 + 1e-9:
         raise ConfigError(
             f"data.masking.mask_replace_prob is {masking.mask_replace_prob} and "
@@ -421,6 +423,7 @@ class FineTuningData:
                 "HeadTruncation, because a prompt is one sequence with one mask"
             )
         if (
+            # Buckets are found by binary search, which needs them in order.
             list(self.bucket_lengths) != sorted(set(self.bucket_lengths))
             or min(self.bucket_lengths, default=4) < 4
         ):
@@ -460,6 +463,7 @@ class MultiTaskData:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ConfigError("data.tasks is empty, expected at least one task")
+        # Makes the data of one task, for the checks of the fields that both have.
         self.for_task(self.tasks[0].name)
 
     def for_task(self, name: str) -> FineTuningData:

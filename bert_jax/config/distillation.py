@@ -85,6 +85,7 @@ class PretrainingDistillation:
                 "has no masked-LM head, whose predictions would be compared; expected 0"
             )
         widths = student.hidden_size, self.teacher.model.hidden_size
+        # DistilBERT compares the hidden states directly, without a projection between the widths.
         if self.cosine_weight and widths[0] != widths[1]:
             raise ConfigError(
                 f"objective.distillation.cosine_weight is {self.cosine_weight}, but the hidden "
@@ -144,6 +145,7 @@ def _check_sizes(teacher: Teacher, student: EncoderConfig) -> None:
 
     Whether the tokens are the same is checked when the run starts, because that needs files.
     """
+    # The losses compare logits entry by entry.
     if student.vocab_size != teacher.model.vocab_size:
         raise ConfigError(
             f"the student has a vocabulary of {student.vocab_size:,} tokens, but the teacher "

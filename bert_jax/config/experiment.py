@@ -37,6 +37,8 @@ class Experiment:
     def __post_init__(self) -> None:
         check_range("seed", self.seed, above=-(2**62), below=2**62)
         communication_dtype, dtype = self.mesh.communication_dtype, self.objective.compute.dtype
+        # The matrices are cast before they are used, so a float32 run would no longer compute in
+        # float32.
         if communication_dtype == "bfloat16" and dtype != "bfloat16":
             raise ConfigError(
                 f"mesh.communication_dtype is bfloat16, but objective.compute.dtype is {dtype}; "
@@ -77,6 +79,8 @@ class Experiment:
         teacher, tuning = self.objective.teacher, self.train.tuning
         if teacher is None:
             return
+        # The teacher is a part of the parameters, so that sharding and checkpoints need no second
+        # argument; the optimizer would update it otherwise.
         if TEACHER_PARAMS not in tuning.frozen:
             raise ConfigError(
                 f"objective.distillation has a teacher, whose parameters must not be trained, but "
@@ -87,6 +91,7 @@ class Experiment:
                 "train.tuning.features is 'cached', but objective.distillation needs the "
                 "teacher to read every batch; set train.tuning.features to 'computed'"
             )
+        # Both fill the same parameters of the student.
         if teacher.layers and self.init_from is not None:
             raise ConfigError(
                 f"init_from is {self.init_from}, but objective.distillation.teacher.layers is "

@@ -61,11 +61,13 @@ def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
     """Adds the fields of a dataclass to a parser, words that may be omitted after the others."""
     hints = typing.get_type_hints(arguments)
     groups: dict[str, Any] = {"": parser}
+    # argparse fills positional words in order, so those with a default come last.
     for field in sorted(dataclasses.fields(arguments), key=_may_be_omitted):
         group = field.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         settings = {**_settings_of_type(field, hints[field.name]), **field.metadata["settings"]}
+        # `add_argument` raises a TypeError if a switch has a metavar.
         if settings["metavar"] is None or settings.get("action") == "store_true":
             settings.pop("metavar")
         # argparse formats help with %, so that a percent sign is written twice.

@@ -355,6 +355,7 @@ class MultiTask(ObjectiveBase):
                     "fine-tune it in a run of its own"
                 )
             self.for_task(named_head.name)
+        # Longformer's heads give global attention to the first token, the question or none.
         by_global_tokens = {self.model.global_tokens(each.head): each.name for each in self.heads}
         if len(by_global_tokens) > 1:
             raise ConfigError(

@@ -96,6 +96,7 @@ class SimilarExamples:
         from; their number is rounded down, but is at least one.
     """
 
+    # A file, because the packages that make features run no model.
     vectors: str
     fraction: float = 0.5
 

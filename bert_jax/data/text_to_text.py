@@ -241,6 +241,7 @@ def _read_columns(config: TextColumns) -> dict[str, tuple[TextToTextExample, ...
         if path is None:
             continue
         table = read_table(path, config.encoding)
+        # A test file may lack the targets, which are then generated.
         has_target = split != "test" or config.target in table.columns
         require_columns(table, path, [config.source, config.target if has_target else None])
         examples = []
@@ -288,6 +289,8 @@ def check_labels(task: TextTask, name: str, tokenizer: Tokenizer, target_length:
                 f"task {name!r}: the labels {other!r} and {label!r} have the same tokens; expected "
                 "labels that the tokenizer of the model distinguishes"
             )
+        # An uncased tokenizer would write "paris" for the label "Paris", and every output would
+        # count as wrong without an error.
         decoded = tokenizer.decode([i for i in key if i not in tokenizer.special_ids]).strip()
         if decoded != label:
             raise UserError(
@@ -388,6 +391,8 @@ class TextToTextLoader:
         """Returns the next examples, more than fit into a batch, and where the first ones go."""
         examples: list[SourceAndTarget] = []
         num_tokens = np.zeros(2, np.int64)
+        # One example more than can fit, so that packing decides by the lengths and not by where
+        # this loop ends.
         while (num_tokens <= self._batch_size * np.array(self._lengths)).all():
             examples.append(self._example_at(self._position + len(examples)))
             num_tokens += [len(ids) for ids in examples[-1]]

@@ -26,6 +26,7 @@ def read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
     """
     id2label = data.get("id2label")
     if id2label is None:
+        # `PretrainedConfig` of transformers has two labels by default.
         count = data.get("num_labels", 2)
         if type(count) is not int or not 0 < count <= LARGEST_NUM_LABELS:
             raise UserError(

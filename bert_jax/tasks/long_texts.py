@@ -74,6 +74,8 @@ def text_features(
             example_indices.append(index)
         if features.window_mask is not None:
             missing = features.num_choices - len(sequences)
+            # The number of windows is fixed, so that one step is compiled; missing windows are
+            # empty and masked.
             features.input_ids += [np.zeros(0, np.int32)] * missing
             features.token_type_ids += [np.zeros(0, np.int32)] * missing
         features.num_truncated += is_truncated
@@ -97,6 +99,7 @@ def _cut_sequences(
       num_first, num_second: how many tokens of `a` and of `b` fit into one sequence.
     """
     if num_first == len(a) and (b is None or num_second == len(b)):
+        # Short texts need no windows, and their sequences are the same whatever the truncation is.
         return [(a, b)], False
     if not isinstance(truncation, Windows | JointWindows):
         return [
@@ -145,6 +148,7 @@ def pool_windows(
     """
     by_sequence = np.stack(outputs[name])
     first_sequences = np.flatnonzero(np.diff(features.example_index, prepend=-1))
+    # Without windows the outputs stay as the head gave them, logits and not log-probabilities.
     if len(first_sequences) == len(by_sequence):
         return by_sequence
     return np.stack(
@@ -166,4 +170,6 @@ def _pool(name: str, windows: np.ndarray, features: Features) -> np.ndarray:
     log_probs = log_softmax(windows, axis=-1)
     if window_pooling == "max":
         return log_probs.max(axis=0)
+    # The logarithm of the mean probability, without leaving log space, where small probabilities do
+    # not underflow.
     return logsumexp(log_probs, axis=0) - np.log(len(windows))

@@ -372,6 +372,8 @@ def _train_bpe(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokeniz
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
         special_tokens=special_tokens,
+        # With all 256 bytes in the alphabet, no text needs the unknown token, and the order of the
+        # trainer's alphabet does not depend on a hash table.
         initial_alphabet=alphabet,
         show_progress=sys.stderr.isatty(),
     )
@@ -406,6 +408,8 @@ def _train_unigram(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tok
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size - config.sentinels,
+            # A small corpus has fewer useful pieces than the vocabulary may have; by default that
+            # is an error.
             hard_vocab_limit=False,
             character_coverage=config.character_coverage,
             normalization_rule_name="nmt_nfkc" if config.cased else "nmt_nfkc_cf",

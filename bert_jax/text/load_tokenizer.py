@@ -49,6 +49,7 @@ def _load_folder(folder: Path) -> Tokenizer:
                 f"{info_file}: {name} is {tokenizer_info[name]!r}; expected a string. Delete the "
                 "file if you changed it; it is written with the tokenizer"
             )
+    # A folder saved here names its main file, because it also has files for other programs.
     names = [tokenizer_info["file"]] if "file" in tokenizer_info else []
     # Of the files of other programs, only tokenizer.json contains every rule.
     names += ["tokenizer.json", "vocab.txt", "vocab.json"]

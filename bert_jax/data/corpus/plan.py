@@ -162,6 +162,7 @@ def describe_files(
         "files": len(files),
         "bytes": sum(file.size_bytes for file in files),
     }
+    # Without the folder, so that the source may be moved between two starts.
     file_stats = [[os.path.basename(file.path), file.size_bytes, file.version] for file in files]
     return description, hashlib.sha256(json.dumps(file_stats).encode()).hexdigest()
 
@@ -208,6 +209,8 @@ class PreparePlan:
         File name patterns are left out, because `source_digest` covers the files they match.
         """
         return {
+            # Another version may clean or split text differently, and shards of both would be one
+            # corpus.
             "bert_jax": __version__,
             "task": self.task,
             "source": {k: v for k, v in self.source.items() if k != "patterns"},

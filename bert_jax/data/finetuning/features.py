@@ -110,6 +110,8 @@ class Features:
             input_ids[index], token_type_ids[index] = self.appended(
                 input_ids[index], token_type_ids[index], index, seed, epoch
             )
+        # The lists were copied, because the features of the next epoch begin with the same
+        # sequences.
         return dataclasses.replace(
             self, input_ids=input_ids, token_type_ids=token_type_ids, appended=None
         )
@@ -182,8 +184,10 @@ def max_context(num_tokens: int, window_length: int, starts: list[int]) -> list[
     for window_index, start in enumerate(starts):
         current_length = min(window_length, num_tokens - start)
         positions = np.arange(current_length)
+        # The factor 0.01 is in `run_squad.py` of BERT.
         score = np.minimum(positions, current_length - 1 - positions) + 0.01 * current_length
         window = slice(start, start + current_length)
+        # Not >=: of equal scores the earlier window wins.
         is_better = score > best_score[window]
         best_score[window][is_better] = score[is_better]
         best_window[window][is_better] = window_index

@@ -128,6 +128,8 @@ class FineTuningLoader:
         return self
 
     def __next__(self) -> Batch:
+        # Padding examples count in the position, so it gives epoch and batch without the plans of
+        # earlier epochs.
         epoch, batch_index = divmod(self._position // self._batch_size, self.batches_per_epoch)
         length, indices = self._plan_epoch(epoch)[batch_index]
         self._position += self._batch_size
@@ -147,6 +149,8 @@ class FineTuningLoader:
                 self._features.lengths, epoch_indices, self._bucket_lengths, self._batch_size
             )
             order_key = epoch_key(self._seed, epoch + _BATCH_ORDER_EPOCH_OFFSET)
+            # Batches are planned bucket by bucket; without a new order, training would go from
+            # short to long texts in every epoch.
             batch_order = permute(np.arange(len(batches)), len(batches), order_key)
             self._epoch_plan = (epoch, [batches[number] for number in batch_order])
         return self._epoch_plan[1]
@@ -163,6 +167,8 @@ def evaluation_batches(
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Yields every sequence once, sorted by length: (indices over all processes, own rows)."""
     _check_lengths(features, bucket_lengths)
+    # Sorted by length, neighbors need little padding, and the same order on all processes needs no
+    # communication.
     indices_by_length = np.argsort(features.lengths, kind="stable")
     rows_per_process = batch_size // process_count
     process_rows = slice(process_index * rows_per_process, (process_index + 1) * rows_per_process)
@@ -189,6 +195,8 @@ def gather_outputs(
     outputs: dict[str, list[np.ndarray]] = {}
     for indices, batch_outputs in batches:
         for name, values in batch_outputs.items():
+            # A list and not an array: outputs such as the logits of tokens have other lengths in
+            # each bucket.
             by_sequence = outputs.setdefault(name, [np.zeros(0)] * num_sequences)
             for batch_row, sequence_index in enumerate(indices):
                 by_sequence[sequence_index] = values[batch_row]
@@ -258,6 +266,7 @@ def collate(
     for name, values in (*features.targets.items(), *features.encoder_features.items()):
         is_per_token, shape = FIELDS[name].dims.startswith("BL"), np.shape(values[0])
         shape = (num_rows, length, *shape[1:]) if is_per_token else (num_rows, *shape)
+        # Labels of padding are 0, a valid class, and do not count because their weight is 0.
         padded = np.zeros(shape, FIELDS[name].dtype)
         for batch_row, sequence_index in enumerate(selected):
             if is_per_token:  # cached encoder features may include padding of a longer batch

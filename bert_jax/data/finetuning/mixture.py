@@ -50,6 +50,8 @@ def _unnormalized_rate(count: int, mixing: Mixing) -> float:
         case TemperatureMixing(temperature=temperature):
             return count ** (1.0 / temperature)
         case CappedMixing(max_examples=max_examples):
+            # T5's limit of examples: without it a large task would leave the small ones hardly any
+            # examples.
             return float(min(count, max_examples))
 
 
@@ -124,6 +126,7 @@ class MixtureSampler:
                 sampled_indices.append(first_index + permute(in_pass, count, key))
             first_index += count
         indices = np.concatenate(sampled_indices)
+        # Shuffled once more over all tasks, since the parts were joined task by task.
         return indices[permute(np.arange(len(indices)), len(indices), epoch_key(self._seed, epoch))]
 
 
@@ -131,5 +134,6 @@ def apportion(rates: Mapping[str, float], total: int) -> dict[str, int]:
     """Splits `total` into integers in the proportion of `rates`, by largest remainders."""
     exact = np.array(list(rates.values())) * total
     quotas = np.floor(exact + 1e-9).astype(int)  # what should be 3 may be 2.9999999
+    # The largest remainders first; of equal ones the earlier task gets the example.
     quotas[np.argsort(quotas - exact, kind="stable")[: total - quotas.sum()]] += 1
     return dict(zip(rates, quotas.tolist(), strict=True))

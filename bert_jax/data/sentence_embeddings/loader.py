@@ -67,6 +67,7 @@ def sample_pairs(
             f"examples; expected at most {MAX_PAIRS:,}: set --num-iterations "
             "(ContrastivePairs.num_iterations), such as to 20, or use fewer examples"
         )
+    # Oversampling repeats all pairs of a kind before any a third time.
     sampled = [np.arange(size) % total for size, total in zip(sizes, totals, strict=True)]
     positive = permute(sampled[0], num_positive, epoch_key(seed, _POSITIVE))
     negative = permute(sampled[1], num_negative, epoch_key(seed, _NEGATIVE))
@@ -220,6 +221,8 @@ class SentenceEmbeddingLoader:
 
     def _batch(self, index: int) -> np.ndarray:
         """Returns the examples of a batch, int64 [B], counted over all epochs."""
+        # Epochs may have different numbers of batches, so the epoch of a batch is counted and not
+        # divided.
         for epoch in itertools.count():
             batches = self._epoch_batches(epoch)
             if index < len(batches):
@@ -281,4 +284,6 @@ def distinct_batches(
         if len(batch) < batch_size:
             return np.array(batches, np.int64).reshape(-1, batch_size)
         batches.append(batch)
+        # Examples that were passed over come first in the next batch, so that none waits for long.
+        # `earlier` still has those that this batch did not reach.
         postponed = [*skipped, *earlier]

@@ -198,6 +198,7 @@ def _score(row: TableRow, column: str, score_range: tuple[float, float]) -> floa
         score = float(cell)
     except (TypeError, ValueError):
         score = math.nan
+    # Written so that NaN, which compares as false, is refused too.
     if not lowest <= score <= highest:
         raise UserError(
             f"{row.location}: the score in the column {column!r} is {cell!r}; expected a number "
@@ -250,6 +251,7 @@ def _read_nli(config: NliFiles) -> TextGroups:
 
 
 def _is_usable(example: Any) -> bool:
+    # SNLI's label "-", on which its annotators did not agree, is read as no label.
     return bool(example.label and example.text.strip() and example.text_pair.strip())
 
 
@@ -271,6 +273,8 @@ def _nli_groups(examples: Sequence[TextExample], form: NliForm, name: str) -> Te
             if form == "pairs":
                 texts.append((premise, entailed))
             elif contradictions:
+                # Contradictions are used in turn if a premise has fewer of them than entailed
+                # hypotheses.
                 texts.append((premise, entailed, contradictions[index % len(contradictions)]))
     if not texts:
         raise UserError(

@@ -78,6 +78,7 @@ def register_denoising_task(
         is_bart = isinstance(noise, BartDenoising)
         input_format = SingleSegment() if is_bart else ConcatenatedDocuments()
     for folder in folders.values():
+        # Only made for the checks of its fields.
         PretrainingData(corpus=folder, input_format=input_format, masking=noise)
     fingerprints = {PreparedCorpus(each).tokenization.fingerprint for each in folders.values()}
     if len(fingerprints) > 1:
@@ -86,6 +87,7 @@ def register_denoising_task(
             "prepare them with the same tokenizer"
         )
     vocabulary = SeqioVocabulary(str(Path(next(iter(folders.values()))) / TOKENIZER_FOLDER))
+    # The examples already end with the end token.
     feature = seqio.Feature(vocabulary, add_eos=False)
     source: Any = PreparedCorpusSource(folders)  # the protocol of seqio allows no missing counts
     return seqio.TaskRegistry.add(
@@ -127,6 +129,8 @@ class PreparedCorpusSource(seqio.DataSource):
         shard = shard_info or seqio.ShardInfo(index=0, num_shards=1)
         epoch: Any = {
             "folder": self.folders[split],
+            # In the element and not in the object, because seqio passes seed and shard to sources
+            # only, and the examples are made by a preprocessor.
             "seed": tf.constant(0 if seed is None else seed, tf.int64),
             "shard_index": tf.constant(shard.index, tf.int64),
             "num_shards": tf.constant(shard.num_shards, tf.int64),

@@ -79,5 +79,7 @@ class MaskedPairFeatureConverter(seqio.FeatureConverter):
 def _pad(sequence: tf.Tensor, length: int, value: int = 0) -> tf.Tensor:
     paddings = tf.stack([0, length - tf.shape(sequence)[0]])
     padded = tf.pad(sequence, paddings[None, :], constant_values=value)
+    # TensorFlow cannot infer the length after a pad of dynamic size, and batches need static
+    # shapes.
     padded.set_shape([length])
     return padded

@@ -105,6 +105,8 @@ def cut_document(
     num_windows = int(windows_per_document(np.array(len(ids)), max_num_tokens))
     windows, target_seq_lengths, keys = [], [], []
     for window_index in range(num_windows):
+        # The seed is hashed before the number of the window is mixed in: both are small, so that
+        # their XOR alone would give many windows the same key.
         key = splitmix64(splitmix64(seed) ^ window_index)
         rng = ExampleRng(key)
         target_seq_length = sample_target_seq_length(max_num_tokens, pair_config, rng)
@@ -275,6 +277,7 @@ class _WindowCutter:
     def _cut(self, ids: np.ndarray, ends: np.ndarray, seed: np.ndarray) -> tuple[Any, ...]:
         # A hash of the text: the same id in every epoch, shard and pass.
         name = hashlib.blake2b(ids.tobytes(), digest_size=7).digest()
+        # seqio gives a pair of numbers, as TensorFlow's stateless generators take them.
         combined_seed = (int(seed[0]) << 32) ^ int(seed[1])
         window_batch, targets, keys = cut_document(
             int.from_bytes(name), ids, ends, combined_seed, self._max_num_tokens, self._pairs

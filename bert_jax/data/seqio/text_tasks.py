@@ -317,6 +317,8 @@ def read_task_settings(task: seqio.Task) -> TaskSettings:
             f"task {task.name!r} has {len(encoders)} EncodeSentences preprocessors before its "
             "cache placeholder; expected one, as in register_text_task"
         )
+    # Exactly these steps and no subclass: any other preprocessor may change the text, and then only
+    # seqio can prepare it.
     is_text_task = [type(step) for step in preprocessors] == [
         CleanText,
         SplitSentences,
@@ -348,6 +350,7 @@ def precache_documents(
     shard_info = (
         seqio.ShardInfo(index=shard_index, num_shards=num_shards) if num_shards > 1 else None
     )
+    # Not shuffled, so that the shards have the same bytes in every run.
     dataset = task.source.get_dataset(split=split, shuffle=False, shard_info=shard_info)
     dtype = ids_dtype(_encoder_vocab_size(task))
     for document in task.preprocess_precache(dataset).as_numpy_iterator():
@@ -383,6 +386,7 @@ def _run_module_once(task_name: str, module: str) -> None:
     """
     path = Path(module)
     resolved, registered = str(path.resolve()), set(seqio.TaskRegistry.names())
+    # seqio raises an error if a task is registered twice, so the file runs once in a process.
     if task_name in registered:
         registered_by = _MODULE_OF_TASK.get(task_name, resolved)
         if registered_by != resolved:

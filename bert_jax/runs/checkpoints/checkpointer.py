@@ -251,6 +251,8 @@ class Checkpointer:
             step, args=ocp.args.Composite(**items, info=ocp.args.JsonRestore())
         )
         restored_arrays = paths.flatten({**restored[TRAINING], PARAMS: restored[PARAMS]})
+        # A folder may have been renamed by hand; the counter in the state would then disagree with
+        # the run.
         if "step" in restored_arrays and int(restored_arrays["step"]) != step:
             raise UserError(
                 f"{self.folder / str(step)} holds the checkpoint of step "

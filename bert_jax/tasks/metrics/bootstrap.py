@@ -55,6 +55,8 @@ def bootstrap_interval(
         indices = generator.integers(0, count, count)
         values.append(metric(*(_take_indices(array, indices) for array in arrays)))
     defined = np.array(values, np.float64)
+    # A resample may lack a class, which leaves metrics such as the area under the ROC curve
+    # undefined.
     defined = defined[~np.isnan(defined)]
     if not len(defined):
         raise UserError(f"the metric is undefined on all resamples of these {count} examples")

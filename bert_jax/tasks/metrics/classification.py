@@ -139,6 +139,8 @@ def calibration_bins(labels: np.ndarray, logits: np.ndarray) -> tuple[Calibratio
     probabilities = softmax(logits, axis=1)
     confidence = probabilities.max(axis=1)
     is_correct = (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    # Bins are open at the low end as in Guo et al., so a confidence of exactly 0 is clipped into
+    # the first one.
     edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
     bins = np.clip(np.searchsorted(edges, confidence) - 1, 0, CALIBRATION_BINS - 1)
     counts = np.bincount(bins, minlength=CALIBRATION_BINS)
@@ -186,6 +188,7 @@ def predicted_classes(logits: np.ndarray) -> np.ndarray:
 
 def _confusion_cells(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """Returns int [n]: the cell of the flattened confusion matrix of each example."""
+    # One number for each example: a bootstrap resamples these instead of rows of logits.
     return labels * logits.shape[1] + predicted_classes(logits)
 
 
@@ -202,6 +205,7 @@ def _f1(matrix: np.ndarray) -> float:
 
 
 def _f1_macro(matrix: np.ndarray) -> float:
+    # As in scikit-learn, a class that is neither a label nor a prediction does not lower the mean.
     occurs = matrix.sum(axis=0) + matrix.sum(axis=1) > 0
     return float(_f1_by_class(matrix)[occurs].mean())
 
@@ -221,6 +225,7 @@ def _matthews(matrix: np.ndarray) -> float:
     variance_product = (1 - label_fractions @ label_fractions) * (
         1 - predicted_fractions @ predicted_fractions
     )
+    # The denominator would be 0; scikit-learn returns 0 as well.
     if np.count_nonzero(label_fractions) < 2 or np.count_nonzero(predicted_fractions) < 2:
         return 0.0
     return float(
@@ -235,6 +240,8 @@ def _roc_auc(labels: np.ndarray, logits: np.ndarray) -> float:
     if len(np.unique(labels)) < logits.shape[1]:
         return float("nan")
     if logits.shape[1] == 2:
+        # The curve depends on the order of the scores only, and the softmax grows with this
+        # difference.
         return float(metrics.roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
     return float(metrics.roc_auc_score(labels, softmax(logits, axis=1), multi_class="ovr"))
 

@@ -125,6 +125,8 @@ def entity_counts(
         zip(references, predictions, strict=True)
     ):
         reference_entities, predicted_entities = (
+            # Type, start and end are in the tuple, so the intersection has exactly the correct
+            # entities.
             set(entity_spans(reference_tags)),
             set(entity_spans(predicted_tags)),
         )
@@ -215,6 +217,8 @@ def entity_errors(
             entity_spans(reference_tags),
             entity_spans(predicted_tags),
         )
+        # All exact matches first: an entity must not take the prediction that another one matches
+        # exactly.
         for outcome, matches in _MATCH_RULES.items():
             for entity in list(reference_entities):
                 prediction = next((g for g in predicted_entities if matches(entity, g)), None)
@@ -257,6 +261,7 @@ def _precision_recall_f1(
     """Computes precision, recall and F1; a ratio with the denominator 0 is 0."""
     precision = float(num_correct / num_predicted) if num_predicted else 0.0
     recall = float(num_correct / num_references) if num_references else 0.0
+    # Without a correct entity both are 0, and the division is undefined.
     f1 = 2 * precision * recall / (precision + recall) if num_correct else 0.0
     return precision, recall, f1
 

@@ -55,6 +55,7 @@ def rank_documents(scores: Mapping[str, float]) -> list[str]:
 
 def ndcg(ranking: Sequence[str], grades: Mapping[str, int], cutoff: int) -> float:
     """Computes the normalized discounted cumulative gain of the first `cutoff` documents."""
+    # TREC uses negative grades for junk; trec_eval counts them as not relevant.
     gains = [max(grades.get(document, 0), 0) for document in ranking[:cutoff]]
     best_gains = sorted(_relevant(grades).values(), reverse=True)[:cutoff]
     return _discounted_gain(gains) / _discounted_gain(best_gains)

@@ -22,6 +22,7 @@ def pairwise_similarity(
 
     Of a distance, the negative is returned. The cosine with a vector of zeros is 0.
     """
+    # Correlations compare ranks, and float32 would give ties to nearly equal similarities.
     first, second = first.astype(np.float64), second.astype(np.float64)
     match similarity:
         case "dot":
@@ -78,6 +79,7 @@ def pair_classification_metrics(labels: np.ndarray, similarities: np.ndarray) ->
         raise UserError(
             f"all {len(labels):,} pairs have the same label; expected pairs with both labels"
         )
+    # All thresholds are tried at once: after sorting, the pairs that one accepts are a prefix.
     order = np.argsort(-similarities, kind="stable")
     sorted_similarities = similarities[order]
     true_positives = np.cumsum(labels[order])

@@ -96,6 +96,8 @@ def decode_answers(
                 window, window_start_logits, window_end_logits, n_best_size, max_answer_length
             )
         )
+        # As in `run_squad.py`: "no answer" must be likely in every window, because an answer may be
+        # in any.
         lowest_null_score = null_scores.get(window.example_index, np.inf)
         null_scores[window.example_index] = min(
             lowest_null_score, float(window_start_logits[0] + window_end_logits[0])
@@ -140,10 +142,12 @@ def _best_spans(
     scores = np.where(allowed, start_logits[:, None] + end_logits[end_indices], -np.inf).ravel()
     n_best_size = min(n_best_size, int((scores > -np.inf).sum()))
     top_indices = (
+        # Only the best few are sorted, out of thousands of spans.
         np.argpartition(-scores, n_best_size)[:n_best_size]
         if n_best_size < len(scores)
         else np.arange(n_best_size)
     )
+    # `argpartition` returns any order, so equal scores are ordered by place: the earlier span wins.
     top_indices = top_indices[np.lexsort([top_indices, -scores[top_indices]])]
     start_indices, extra_tokens = np.divmod(top_indices, end_indices.shape[1])
     char_offsets = np.stack(

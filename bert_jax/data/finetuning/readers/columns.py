@@ -88,6 +88,8 @@ def _read_label(row: TableRow, column: str | None) -> str | int | float | None:
     value: Any = None if column is None else row.cells.get(column)
     if isinstance(value, str):
         return value.strip() or None
+    # JSON's true and false are class names here, spelled as in the file. A bool is also an int, so
+    # this test comes first.
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and math.isnan(value):  # how pandas writes a missing number
@@ -111,6 +113,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
             break
     else:
         return _Labels(config.kind or "classification")
+    # Decided by all rows: a single score such as 3.5 makes the whole numbers beside it scores too.
     numbers = [_parse_number(label) for _, label in labeled]
     decimals = [
         (row, label)
@@ -139,6 +142,7 @@ def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[T
     location_by_id: dict[str, str] = {}
     examples = []
     for row_index, row in enumerate(rows):
+        # Predictions are written with this id, so two rows may not share one.
         example_id = str(row_index) if config.id is None else cell_text(row, config.id, "id")
         if example_id in location_by_id:
             raise UserError(

@@ -72,6 +72,8 @@ def detect_scheme(sequences: Iterable[Sequence[str]]) -> TagScheme:
         previous_type = ""
         for tag in tags:
             prefix, entity_type = _split_tag(tag)
+            # One such tag decides, because IOB1 and IOB2 have neither an end nor a tag for single
+            # words. The empty string is in every string, hence the second test.
             if prefix in "ESLUM" and prefix:
                 return "BIOES"
             if entity_type != previous_type:
@@ -124,6 +126,7 @@ def _read_sentences(path: str, config: Conll) -> list[Sentence]:
     lines: list[tuple[int, list[str]]] = []
     num_columns = 0
     text = read_text(path, encoding=config.encoding)
+    # The empty line at the end closes the last sentence of a file that does not end in one.
     for line_number, line in enumerate([*text.split("\n"), ""], start=1):
         line = line.removesuffix("\r")
         # Only tabs and spaces separate columns: words may contain other white space (U+00A0).
@@ -156,6 +159,8 @@ def _sentence(
                 f"{path} has {num_columns} columns, but {name} is {column}; columns count from 0"
             )
     words = tuple(cells[config.word_column] for _, cells in lines)
+    # Columns may count from the end, as -1 for the tag, so a file of one column has both in the
+    # same.
     if config.word_column % num_columns == config.tag_column % num_columns:
         return Sentence(lines[0][0], words, None)
     tags = tuple(cells[config.tag_column] for _, cells in lines)
@@ -172,6 +177,7 @@ def _sentence(
 
 def _labels(sentences: dict[str, tuple[str, list[Sentence]]]) -> tuple[str, ...]:
     """Returns "O" and both IOB2 tags of every type in train, or in all files without train."""
+    # A type that only occurs in dev or test could never be predicted and is an error, not a label.
     label_sources = [sentences["train"]] if "train" in sentences else list(sentences.values())
     entity_types = {
         _split_tag(tag)[1]

@@ -100,6 +100,8 @@ def _example(
         if is_impossible
         else [_locate_answer(a, context, config, path, name, counts) for a in raw_answers]
     )
+    # Training needs the place of an answer. Evaluation compares texts, so an answer that is not in
+    # the context still counts there, as in the official script.
     if split == "train":
         located = [answer for answer in answers if answer.start >= 0]
         if len(located) < len(answers):
@@ -176,4 +178,5 @@ def _make_ids_unique(
         name, count = id_counts.most_common(1)[0]
         raise UserError(f"{path}: {count} questions have the id {name!r}; expected one")
     counts[_DUPLICATE_ID] += len(examples) - len(id_counts)
+    # The ids of training examples are in no output, so new ones do no harm.
     return tuple(replace(example, id=f"{n}:{example.id}") for n, example in enumerate(examples))

@@ -88,6 +88,8 @@ def read_tsv(
       skip_short_lines: leave out and count lines with too few columns instead of refusing the file.
       encoding: as in `read_text`.
     """
+    # Not the module csv, which would take a quote at the start of a cell for the start of a quoted
+    # one; GLUE's texts have such quotes.
     lines = [(n, line.split("\t")) for n, line in _numbered_lines(path, encoding)]
     if header is None:
         if not lines:
@@ -104,6 +106,8 @@ def read_tsv(
 def _read_csv(path: str, encoding: str | None) -> DataTable:
     text = read_text(path, encoding=encoding)
     first_line = text.partition("\n")[0]
+    # Spreadsheets of some languages separate cells by semicolons. Among equals the comma comes
+    # first.
     delimiter = max(",\t;", key=first_line.count)
     csv.field_size_limit(sys.maxsize)  # the default limit is shorter than some documents
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -176,6 +180,7 @@ def _read_parquet(path: str) -> DataTable:
 def _numbered_lines(path: str, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its end) for lines that are not empty."""
     for line_number, line in enumerate(read_text(path, encoding=encoding).split("\n"), start=1):
+        # Not `splitlines`: a cell may contain U+2028 and other characters at which it breaks lines.
         line = line.removesuffix("\r")
         if line:
             yield line_number, line

@@ -57,6 +57,7 @@ def tfds_example(task: str, fields: Mapping[str, Any]) -> TextExample:
     spec = GLUE_TASKS[task]
     text_field, text_pair_field = _TEXT_FIELDS.get(task, (spec.text, spec.text_pair))
     label_value = float(fields["label"])
+    # A label of -1 selects the last name here, which the next lines replace by None.
     label = label_value if not spec.labels else spec.labels[int(label_value)]
     return TextExample(
         id=str(int(fields["idx"])),
@@ -94,6 +95,7 @@ def _read_splits(task: str) -> dict[str, tuple[TextExample, ...]]:
     for split, tfds_split in tfds_splits(task).items():
         records = tfds.as_numpy(builder.as_dataset(split=tfds_split, shuffle_files=False))
         examples = [tfds_example(task, row) for row in records]
+        # TFDS stores records in the order of a hash; the official files have the order of the ids.
         splits[split] = tuple(sorted(examples, key=lambda example: int(example.id)))
     return splits
 
