@@ -90,7 +90,6 @@ def is_one_input(inputs: ModelInput | Sequence[ModelInput]) -> TypeGuard[ModelIn
     One input is a text, an example, or a tuple of texts. A tuple of examples, as in `Task.splits`,
     is a sequence of inputs.
     """
-    # An example may itself be a tuple, so it is recognized first.
     if isinstance(inputs, str | Example):
         return True
     return (

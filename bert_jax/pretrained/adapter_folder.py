@@ -74,6 +74,7 @@ def read_with_base(
         merged = merge_adapter(method, {**paths.unflatten(flat), ADAPTER: adapter_params})
         flat = {path: np.asarray(leaf) for path, leaf in paths.flatten(merged).items()}
         method, adapter_params = None, {}
+    # peft writes no tokenizer files; a folder has some only if its user put them there.
     tokenizer = find_tokenizer(folder) or base.tokenizer
     imported = ImportedModel(flat, base.config, tokenizer, found.head)
     return AdaptedModel(imported=imported, adapter=method, adapter_params=adapter_params)

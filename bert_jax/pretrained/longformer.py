@@ -67,6 +67,7 @@ def make_longformer(
     flat |= _global_projections(flat)
     if _POSITIONS in flat:
         flat[_POSITIONS] = _repeated_positions(flat[_POSITIONS], source, config)
+    # Longformer's class has a table of token types; a row of zeros adds nothing.
     flat.setdefault(_TOKEN_TYPES, np.zeros((1, source.hidden_size), np.float32))
     validate_params(flat, config, f"{model.path} as a Longformer")
     return LoadedModel(
@@ -102,6 +103,8 @@ def _longformer_config(
 def _global_projections(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns copies of the queries, keys and values of all layers for the global tokens."""
     return {
+        # As in Beltagy et al. 2020: the projections of global attention start as those of local
+        # attention.
         path.replace(f"/attention/{name}/", f"/attention/{name}_global/"): leaf.copy()
         for path, leaf in flat.items()
         for name in ("query", "key", "value")
@@ -118,5 +121,7 @@ def _repeated_positions(
     unused = np.zeros((config.positions.offset, table.shape[1]), table.dtype)
     if offset == -len(unused):
         unused = table[:-offset]
+    # Copied again and again, because attention of the first layers depends on near positions,
+    # which copies keep (Beltagy et al. 2020).
     copies = -(-config.max_length // len(used))
     return np.concatenate([unused, np.tile(used, (copies, 1))[: config.max_length]])

@@ -69,6 +69,8 @@ def line_chart(
     if not series:
         return ""
     all_x = [x for curve in series for x, _ in curve.points]
+    # Of the downsampled values, because only these are drawn: the axis would have room for
+    # outliers that nobody sees.
     all_y = [y for curve in series for ps in (curve.points, curve.raw) for _, y in downsample(ps)]
     ticks_x = ticks(min(all_x), max(all_x))
     ticks_y = ticks(min(all_y), max(all_y))
@@ -249,6 +251,7 @@ def _hover_columns(
 ) -> list[str]:
     """Returns columns that cover the chart; each has a tooltip with the values in its middle."""
     xs_of_curve = [[x for x, _ in curve.points] for curve in series]
+    # Invisible columns with an SVG title are the tooltips of a page without scripts.
     all_x = evenly_spaced(sorted({x for xs in xs_of_curve for x in xs}), _HOVER_COLUMNS)
     middles = [(a + b) / 2 for a, b in itertools.pairwise(all_x)]
     columns = []

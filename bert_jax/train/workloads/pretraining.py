@@ -91,6 +91,8 @@ class PretrainingWorkload(Workload):
         copy_items([each.folder for each in self._corpora], folder)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
+                # A copy, because prediction and export need the tokenizer even if the corpus is
+                # gone.
                 shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
 
     def data_fingerprint(self) -> str | None:
@@ -197,6 +199,7 @@ def check_held_out_corpus(corpus: PreparedCorpus, held_out: str) -> None:
         f"`bert-jax prepare --tokenizer {corpus.folder / TOKENIZER_FOLDER}`",
     )
     same_folder = Path(held_out).resolve() == corpus.folder.resolve()
+    # A copy of the corpus has another path, but the same fingerprint.
     if same_folder or manifest.fingerprint == corpus.manifest.fingerprint:
         raise UserError(
             f"the held-out corpus {held_out} has the same documents as the training corpus "
@@ -276,6 +279,7 @@ class HeldOutEvaluator:
             )
         )
         hosts = {"host_index": jax.process_index(), "host_count": jax.process_count()}
+        # Every evaluation has the same batches and masks, so they are made once.
         self._batches = list(held_out_batches(config, data, phase, **hosts))
 
     @property
