@@ -46,6 +46,7 @@ def find_recipe(recipe: str | Path) -> Path:
       ConfigError: there is no such file or name; the message has the nearest names.
     """
     path = Path(recipe)
+    # A file wins over a shipped recipe of the same name.
     if path.is_file():
         return path
     written = str(recipe)
@@ -107,6 +108,7 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
                 f"`{name}: str`"
             )
         try:
+            # A parameter of type str takes the text as it is: --arg name=1 is the name "1".
             value = text if annotation is str else json.loads(text)
         except json.JSONDecodeError:
             value = text
@@ -144,6 +146,7 @@ def errors_of_user_code(path: Path, kind: str) -> Generator[None]:
         yield
     except UserError:
         raise
+    # SystemExit too, because a recipe that calls sys.exit would end the command without a message.
     except (Exception, SystemExit) as error:
         file = os.path.abspath(path)
         lines = [

@@ -430,6 +430,8 @@ class SentenceEmbedding(ObjectiveBase):
             )
         if gradient_accumulation_steps == 1:
             return
+        # Microbatches would make the negatives of a text fewer, which is another loss and not the
+        # same one in parts.
         if compares_examples(self.loss):
             raise ConfigError(
                 f"train.phases has gradient_accumulation_steps {gradient_accumulation_steps}, but "

@@ -195,6 +195,7 @@ class MeshConfig:
         known = 1
         for size in sizes:
             known *= max(size, 1)
+        # The axis of -1 counts as 1 in `known`, so the quotient is its size.
         if -1 in sizes and num_devices % known == 0:
             sizes[sizes.index(-1)] = num_devices // known
             known = num_devices
@@ -395,6 +396,7 @@ class TrainConfig:
         check_range("the number of steps in train.phases", self.steps, at_most=LARGEST_NUM_STEPS)
         if self.max_grad_norm is not None:
             check_range("train.max_grad_norm", self.max_grad_norm, above=0)
+        # These do not depend on the length of the run, so a short run may end within the warmup.
         if isinstance(self.schedule, InverseSquareRoot | ConstantRate):
             return
         if self.schedule.warmup_steps >= self.steps:

@@ -170,6 +170,7 @@ class TuningConfig:
                 f"train.tuning.reinit_layers is {self.reinit_layers}, but train.tuning.method "
                 f"{method} would keep these layers at their random values; expected 0"
             )
+        # The file of `bert-jax fisher` has the parameters of the model without an adapter.
         if isinstance(self.weight_anchor, EWC) and self.adapter is not None:
             raise ConfigError(
                 f"train.tuning.weight_anchor is EWC, but train.tuning.method {method} trains added "
@@ -180,6 +181,7 @@ class TuningConfig:
     def _check_encoder_frozen(self) -> None:
         """Raises ConfigError if cached features are combined with an encoder that changes."""
         requirement = "train.tuning.features is 'cached', which needs a frozen encoder"
+        # Cached features are outputs of the encoder as it was before the first step.
         if WHOLE_ENCODER not in self.frozen:
             raise ConfigError(
                 f"{requirement}, but train.tuning.frozen is {list(self.frozen)}; "

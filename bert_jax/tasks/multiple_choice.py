@@ -106,6 +106,7 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
                 features.input_ids.append(input_ids)
                 features.token_type_ids.append(token_type_ids)
                 truncated_flags.append(is_truncated)
+            # Examples are counted, not texts, as for the other kinds of tasks.
             features.num_truncated += any(truncated_flags)
         if all_labeled(examples):
             features.targets["labels"] = [int(example.label or 0) for example in examples]

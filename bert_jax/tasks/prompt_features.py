@@ -51,6 +51,8 @@ def find_label_tokens(prompt: Prompt, labels: tuple[str, ...], tokenizer: Tokeni
 
 
 def _word_ids(word: str, label: str, prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    # With the space of a word in a sentence: byte-level BPE has other tokens for "great" and "
+    # great".
     ids = tuple(tokenizer.encode(f" {word.strip()}"))
     tokens = " ".join(map(tokenizer.id_to_token, ids))
     if not ids or tokenizer.unk_id in ids:
@@ -169,6 +171,8 @@ def _encode_part(
         case TextPart(name=name):
             texts = [space + part.apply_modifiers(getattr(each, name)) for each in examples]
             token_ids = [
+                # The head finds the position to score by the id of the mask token, so there may be
+                # only one.
                 np.where(ids == tokenizer.mask_id, tokenizer.unk_id, ids).astype(np.int32)
                 for ids in tokenizer.encode_ids(texts)
             ]

@@ -251,7 +251,6 @@ def _read_nli(config: NliFiles) -> TextGroups:
 
 
 def _is_usable(example: Any) -> bool:
-    # SNLI's label "-", on which its annotators did not agree, is read as no label.
     return bool(example.label and example.text.strip() and example.text_pair.strip())
 
 

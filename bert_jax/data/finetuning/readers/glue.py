@@ -177,6 +177,7 @@ def _read_splits(
             continue
         table = read_tsv(
             path,
+            # The official files do not escape quotes, and many texts contain a single one.
             quotes="literal",
             # The test file of CoLA has a header line, its other files have none.
             header=None if split.startswith("test") else spec.header,
