@@ -85,6 +85,7 @@ class WriteShardFn(beam.DoFn):  # pyright: ignore[reportUntypedBaseClass]
                 plan_fingerprint=self._plan_fingerprint,
             )
             if is_remote(self._output):
+                # The metadata last: where it exists, the shard counts as complete.
                 for name in (shard.records_file, shard.index_file, shard_metadata_path(path).name):
                     _copy(str(path.with_name(name)), FileSystems.join(self._output, name))
         yield shard_index

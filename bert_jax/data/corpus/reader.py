@@ -137,6 +137,7 @@ class PreparedCorpus:
     def _read_index(self, shard: CorpusShard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         path = self.folder / shard.index_file
         try:
+            # A pickle in a file that was downloaded could run code.
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as index:
                 columns = (index["document"], index["tokens"], index["sentences"])
         except FileNotFoundError:

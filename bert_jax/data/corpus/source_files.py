@@ -92,6 +92,7 @@ def local_file(file: _File) -> Generator[_File]:
         yield file
         return
     prefix = f"bert_jax-{os.uname().nodename[:40]}-"
+    # A killed process cannot remove its own copies, which may be large.
     _remove_copies_of_ended_processes(prefix)
     with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-") as folder:
         path = Path(folder) / file.path.rpartition("/")[2]
@@ -143,6 +144,7 @@ def upload(path: Path, url: str) -> None:
     system, name = open_file_system(url)
     with _as_user_error(url, "written"):
         system.put_file(str(path), name)
+        # fsspec remembers listings, which would still have the size before the upload.
         system.invalidate_cache()
         written, expected = system.info(name)["size"], path.stat().st_size
         if written != expected:

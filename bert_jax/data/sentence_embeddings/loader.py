@@ -237,6 +237,8 @@ class SentenceEmbeddingLoader:
             key = epoch_key(self._seed, len(self._epochs))
             order = permute(np.arange(size), size, key)
             if self._rows is None:
+                # Losses with in-batch negatives would be smaller in a smaller batch, so no batch is
+                # partly full.
                 full = size - size % self._batch_size
                 batches = order[:full].reshape(-1, self._batch_size)
             else:

@@ -182,6 +182,7 @@ def read_head(config: AdapterConfig, num_outputs: int, base_head: TaskHead | Non
         return config.head
     fields: dict[str, Any] = {"num_labels": num_outputs}
     if base_head is not None and kind_of_head(base_head).hugging_face_class == suffix:
+        # The base may have been fine-tuned on the same task before.
         labels = class_labels(base_head)
         fields = label_maps(labels) if len(labels) == num_outputs else fields
     return head_from_config(suffix, fields, config.file)
