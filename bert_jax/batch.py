@@ -47,7 +47,7 @@ FIELDS: dict[str, Field] = {
     "sampling_seeds": Field(
         "BP",
         "int32",
-        "random 32 bits: what replaces the token is sampled from them, or its place in an order",
+        "random 32 bits, which sample the replacement (ELECTRA) or order the tokens (MPNet)",
     ),
     "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is a random segment"),
     "sentence_order_labels": Field("B", "int32", "0 = A comes before B in the text, 1 = after B"),

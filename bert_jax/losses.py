@@ -1,4 +1,8 @@
-"""Computes losses and metrics as sums with weights, which are divided once, after all is added."""
+"""Computes losses and metrics as sums with weights.
+
+A metric is divided by its weight after all microbatches are added. A loss is divided before, by the
+count of the whole batch, so that losses and gradients of microbatches only have to be added.
+"""
 
 from typing import NamedTuple
 

@@ -1,13 +1,13 @@
-"""Decides what the restart loop does next, as a pure function of its history, observation and time.
+"""Decides the restart loop's next action from its history, observation, limits and the time; pure.
 
 The rules, in order of precedence:
-1. `stop` and `down` end the run; so do exit codes of 0 on all hosts, and the limit on hours, before
-   which the trainers are asked to save.
+1. `stop` and `down` end the run, and so do exit codes of 0 on all hosts.
 2. Exit codes 2, 64 and 78 end the run, because the same command would fail in the same way. So does
    code 1, unless this attempt has written a new checkpoint.
-3. Everything else is retried on a new slice, after the old one is gone. Three attempts in a row
+3. Near the limit on hours, the trainers are asked to save, and the run ends.
+4. Everything else is retried on a new slice, after the old one is gone. Three attempts in a row
    without a new checkpoint end the run; one that was asked to save does not count.
-4. A request for a slice is repeated until it succeeds or the time in the queue is over, except
+5. A request for a slice is repeated until it succeeds or the time in the queue is over, except
    after an error that would occur again, such as missing quota.
 """
 
@@ -51,7 +51,8 @@ class History:
       progress: newest checkpoint (or number of finished jobs) when the last attempt ended.
       unproductive: attempts in a row that made no progress.
       first_exit: when the first host of this attempt was seen to have exited.
-      exit_code, reason: of the run, once it has ended.
+      exit_code: of the run; None while it goes on.
+      reason: why the run has ended, or why its last attempt was retried.
     """
 
     attempt: int = 0

@@ -131,4 +131,6 @@ MAY_CHANGE_ON_RESUME = (
     "objective.compute.remat.*",
     "objective.compute.attention.*",
 )
-"""Fields that may differ when a run is resumed, because they do not change what is computed."""
+"""Fields that may differ when a run is resumed: they change neither the data nor the shapes of the
+parameters. Numerics (kernels, the dtype of communication) and early stopping may change with them.
+"""

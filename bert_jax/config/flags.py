@@ -4,12 +4,12 @@
     class Arguments:
         model: str = positional("MODEL", "run folder or exported model")
         batch_size: int = flag("N", "sequences computed at once", 32)
-        truncation: Literal["head", "tail"] | None = flag("", "part that is read of a long text")
+        truncation: Literal["head", "tail"] | None = flag("", "which part of a long text is read")
 
-A field is the one place where a flag has its name (`--batch-size`), type, default and help; what
-flags may not be combined is checked in `__post_init__`. The type says how the words of the command
-are read: `tuple[T, ...]` takes several, `Literal` is a choice, and `bool | None` makes `--name` and
-`--no-name`. Inherited fields are flags that several commands share.
+A field is the one place where a flag's name (`--batch-size`), type, default and help are defined.
+Combinations of flags are checked in the `__post_init__` of the dataclass. The annotation decides
+how values are parsed: `tuple[T, ...]` takes several, `Literal` is a choice, and `bool` without
+`switch` makes `--name` and `--no-name`. Inherited fields are flags that several commands share.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def flag(
 
 
 def positional(metavar: str, help: str, default: Any = REQUIRED, **settings: Any) -> Any:
-    """Makes a field that a word without a flag sets; without it, `default` holds if it is given."""
+    """Makes a field that a positional argument sets, which is optional if it has a `default`."""
     settings |= {"help": help, "metavar": metavar}
     metadata = {"group": "", "settings": settings, "positional": True}
     return dataclasses.field(default=default, metadata=metadata)
@@ -58,7 +58,7 @@ def switch(help: str, default: bool | None = False, *, group: str = "") -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
-    """Adds the fields of a dataclass to a parser, words that may be omitted after the others."""
+    """Adds the fields of a dataclass to a parser, optional positional arguments last."""
     hints = typing.get_type_hints(arguments)
     groups: dict[str, Any] = {"": parser}
     # argparse fills positional words in order, so those with a default come last.

@@ -1,12 +1,10 @@
-"""Builds batches of source and target texts; casts labeled examples as texts, as T5 does.
+"""Casts labeled examples as source and target texts, as T5 does, and builds batches of them.
 
-stsb sentence1: The rhino grazed. sentence2: A rhino is grazing.   ->   3.8
-    question: Who fell? context: The Roman Empire fell.                ->   The Roman Empire
+    stsb sentence1: The rhino grazed. sentence2: A rhino is grazing.   ->   3.8
+    question: Who fell ? context: The Roman Empire fell .              ->   The Roman Empire
 
-The rules are as in `glue`, `stsb` and `squad` in T5's `t5/data/preprocessors.py`. Any output
-that is not exactly a label counts as wrong.
-
-A seed and a position determine the order of the examples.
+The rules are as in `glue`, `stsb` and `squad` in T5's `t5/data/preprocessors.py`. A loader can be
+resumed: the seed and the position determine the order of the examples.
 """
 
 import functools
@@ -209,10 +207,14 @@ class TextTask:
 
 
 def load_text_task(config: TextTaskConfig, name: str) -> TextTask:
-    """Reads a task; `name` is the prefix of the sources of labeled tasks, as in T5.
+    """Reads a task; `name` is the prefix of the sources, as in T5.
+
+    Tasks of GLUE have their own name instead, and questions have no prefix.
+
 
     Raises:
-      UserError: a file or column is missing, a text is empty, or a training example has no target.
+      UserError: a file or column is missing, a text is empty, or an example of train or dev has no
+        target.
     """
     if isinstance(config, TextColumns):
         task = TextTask(kind=None, labels=(), metrics=(), splits=_read_columns(config))

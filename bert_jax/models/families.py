@@ -3,11 +3,12 @@
 A family is a package `models/<family>/` with these modules:
 
     config.py        the config dataclass (no jax)
-    model.py         an encoder, see `Encoder` in `models/encoder.py`, and `PARAMETER_AXES`: rows
-                     (path pattern, logical axes) for its parameters, see `models/sharding.py`
+    model.py         an encoder, see `Encoder` in `models/encoder.py`, and, unless they are
+                     BERT's, `PARAMETER_AXES`: rows (path pattern, logical axes) for its parameters,
+                     see `models/sharding.py`
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
 
-RoBERTa, DistilBERT and ELECTRA have no `model.py`: their encoder is BERT's with other values. To
+RoBERTa, DistilBERT and ELECTRA have no `model.py`: their encoder is BERT's with other settings. To
 add a family, write the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a
 row to `FAMILIES`. A family of encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
 """

@@ -108,7 +108,7 @@ class PretrainingObjective(Objective):
     def _loss(
         self, name: str, model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch
     ) -> tuple[WeightedMean, Metrics]:
-        """Computes one of the losses, of which `total` is the sum to divide, and its metrics."""
+        """Returns one loss, not divided yet, and its metrics."""
         match name:
             case "mlm":
                 # Logits of all positions would take 7 % more time and 0.85 GiB more on each chip
@@ -204,7 +204,7 @@ def _pair_loss(
     return loss, {f"{name}_loss": loss, f"{name}_accuracy": weighted_mean(correct, ones)}
 
 
-# The targets are entries of masked LM with weights of their own, so that they need no ids.
+# The targets are entries of `masked_lm_ids`; only their weights differ.
 # SpanBERT's code also clamps attention scores to 10,000, because it trains in float16; float32 and
 # bfloat16 do not overflow there.
 def span_boundary_loss(logits_BPV: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:

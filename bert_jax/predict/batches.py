@@ -1,8 +1,8 @@
-"""Pads token ids to batches of few shapes, runs programs on them, and gathers the outputs in order.
+"""Runs models on padded batches of few shapes, because every new shape costs a compilation.
 
-Batches have few different shapes, because each new shape costs a compilation. A server compiles
-all of them before it is ready: an `Engine` pads a batch to the next length and number of rows that
-have a program.
+Offline, `padded_batches` and `compute_in_order` group sequences by length and compile a program
+when it is first used. A server uses an `Engine`, which compiles the programs of all its `Buckets`
+before it is ready, and pads a batch to the next length and number of rows that have one.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Lists the kinds of tasks: classification, regression, ranking, tagging and others.
+"""Lists the kinds of tasks, and finds what depends on them: heads, truncation, metrics, HF classes.
 
-To add a kind, write a module with a subclass of `TaskKind`, add an object of it to `KINDS`, and the
+To add a kind, write a module with a subclass of `TaskKind`, add an instance to `KINDS`, and the
 config of its head to `bert_jax/models/heads/config.py`.
 """
 
@@ -26,7 +26,8 @@ from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text.tokenizer import Tokenizer
 
-# Objects and not classes: a kind has no state, and messages list the names in this order.
+# Instances, because a kind has no state. The order matters: `head_from_config` tries later kinds
+# first, so a kind stands after the more general kind of the same Hugging Face class.
 KINDS: tuple[AnyTaskKind, ...] = (
     SequenceClassification(),
     Regression(),

@@ -5,7 +5,8 @@ Every step does the following, in this order:
     batch -> compiled step -> hooks (log, check the loss) -> state hooks (evaluate, save, stop)
 
 A checkpoint saved after step t holds the state after t updates and the position of the next
-training example. A resumed run therefore computes exactly what an uninterrupted run computes.
+training example. With the same config and devices, a resumed run therefore computes exactly
+what an uninterrupted run computes.
 """
 
 import contextlib

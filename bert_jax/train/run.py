@@ -58,7 +58,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
       requested_checkpoint_dir: folder or gs:// path of the checkpoints; None: in `folder`.
 
     Returns:
-      The exit code: 0 when the run is complete, 75 when it was asked to stop and has saved.
+      The exit code: 0 when the run is complete or was stopped early, 75 when it was asked to stop
+      and has saved.
 
     Raises:
       UserError: the message says what to do. Checkpoints saved before remain valid.

@@ -56,7 +56,7 @@ def checkpointed_state(tuning: TuningConfig, state: State) -> State:
     """Returns what a checkpoint holds of a train state, which may be abstract.
 
     That is everything for full tuning. For other methods, the frozen parameters of the encoder are
-    left out, which the base that the checkpoint names has, and a teacher's parameters.
+    left out, because the base model that the checkpoint names has them, and a teacher's parameters.
     """
     if not tuning.trains_part_of_encoder:
         return state
@@ -89,10 +89,11 @@ def make_train_step(
 
     Args:
       schedule: the learning rate that `optimizer` applies; used only to report it as a metric.
-      gradient_accumulation_steps: number of microbatches that the batch is split into. The result
-        is the same as with one pass over the whole batch, because the losses are divided by the
-        denominators of the whole batch.
-      gather_params: what the network computes with, from stored parameters (`sharding.py`).
+      gradient_accumulation_steps: number of microbatches that the batch is split into. Without
+        dropout the result is the same, up to rounding, as with one pass over the whole batch,
+        because the losses are divided by the denominators of the whole batch; with dropout, each
+        microbatch has masks of its own.
+      gather_params: maps stored, sharded parameters to the ones that the network computes with.
 
     Returns:
       A function whose metrics are float32 scalars. `seed` determines the dropout masks: an integer,

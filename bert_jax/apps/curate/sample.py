@@ -1,9 +1,8 @@
-"""Reads the input again: a sample for the forecast, and the examples of the report.
+"""Estimates the result of a run (`forecast`), and collects what its report shows (`review`).
 
-The sample is chosen by the hash of the raw text, so it does not depend on the order of the input,
-and equal documents are in it together. The report and the forecast of `--dry-run` read it.
-
-The review reads the ledger, and then the input once more, because the ledger holds no texts.
+Both measure a sample that is chosen by the hash of the raw text, so it does not depend on the order
+of the input, and identical documents are all in it or all out. The review reads the ledger, and
+then the input again for the texts, which the ledger does not hold.
 """
 
 import gzip
@@ -196,20 +195,20 @@ def describe_forecast(result: Forecast, num_workers: int) -> str:
         "processes, for reading, rules and exact duplicates",
         f"  disk: about {result.output_bytes / 1e6:,.1f} MB of documents, and as much again while "
         "the command runs",
-        "  near-duplicates, repeated lines and evaluation items are not part of the forecast: "
-        "a sample lacks their twins",
+        "  near-duplicates and repeated lines are not part of the forecast, because a sample lacks "
+        "their twins; nor are evaluation items",
     ]
     return "\n".join(lines)
 
 
 def quantiles(values: Sequence[float], fractions: Sequence[float]) -> list[float]:
-    """Returns values at fractions of a sorted list, without interpolation; it must not be empty."""
+    """Returns the values at fractions of the sorted `values` (not empty), not interpolated."""
     ordered = sorted(values)
     return [ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] for fraction in fractions]
 
 
 def rule_limits(config: CurationConfig) -> dict[str | ModelSignal, list[tuple[str, Rule]]]:
-    """Returns (reason, rule) of all rules, by signal: two models have one name of a signal."""
+    """Returns (reason, rule) of all rules, by signal: signals of two models can share a name."""
     limits: dict[str | ModelSignal, list[tuple[str, Rule]]] = {}
     for rule_set in config.rule_sets:
         for rule in rule_set.rules:

@@ -1,10 +1,10 @@
-"""Applies the rules for single documents to one work unit, C4's among them.
+"""Filters the documents of one work unit: edits, C4's rules for lines, then the config's rule sets.
 
-The rules are as in the code that made the data set, in the same order; the paper differs in
-places. C4's filters by language and by a list of bad words are not applied.
+`clean_page` follows the code that produced C4, in its order and with its constants; the paper
+differs in places. C4's filters by language and by a list of bad words are not applied.
 
-The result is a spill file (corpus.py) with the text of the documents that are kept so far. Its
-content depends on the unit and the config only.
+The result is a spill file (`corpus.py`) with the text of the documents that are kept so far. It
+depends on the unit and the plan only.
 """
 
 import re

@@ -1,19 +1,21 @@
 """Traces the gradient of a loss on abstract arrays, and finds the peak of the memory it needs.
 
-Nothing is allocated or compiled, and no family or objective has a formula of its own. The model of
-the compiler: XLA writes the results of matrix products, lookups, kernels and loops to memory, and
-computes all else element by element in the fusions that read it, again in the backward pass if need
-be (softmax, dropout masks, norms, the non-linearity). So
+Nothing is allocated or compiled, and no family or objective has a formula of its own. XLA is
+modeled like this: it writes the results of matrix products, lookups, kernels and loops to memory, and
+recomputes everything else in the fusions that read it, in the backward pass too if needed (softmax,
+dropout masks, norms, the non-linearity). So
 
 - a product stores its result, in the dtype to which its readers round it;
 - a value rounded to fewer bytes than it is computed from is stored, too, unless layers are
   recomputed: attention weights in bfloat16, which follow from scores in float32;
-- sums over an axis (of norms, for example) are stored, and gradients summed from several places;
-- the inputs of recomputed layers (remat) and the operands of loops and kernels are stored;
+- reductions over an axis (of norms, for example) are stored, and gradients summed from
+  several places;
+- the inputs of recomputed layers (remat) and what loops and kernels read in the backward pass are
+  stored;
 - a stored value is live until the last product that reads it or something computed from it.
 
-A scan over layers stores all that JAX's derivative saves, because nothing can be recomputed from
-values that have left the loop.
+A scan over layers stores every residual that JAX saves, because XLA cannot recompute a value across
+the boundary of a loop.
 
 Traced shapes are global. Each dimension has the mesh axis that splits it, which is carried from the
 batch and the logical axes of the parameters to whatever is computed from them. TPU generations

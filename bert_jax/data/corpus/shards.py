@@ -143,8 +143,8 @@ def index_file_name(shard_file: str) -> str:
 def write_records(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
     """Writes a shard and then its index, each to a temporary file that is renamed.
 
-    If the index exists, its shard is therefore complete. For each record, the index contains
-    `document` (int64, local to the shard), `tokens` (int32) and `sentences` (int32).
+    If the index exists, the file of records is therefore complete. For each record, the index
+    contains `document` (int64, local to the shard), `tokens` (int32) and `sentences` (int32).
 
     Returns:
       The counts {"records", "documents", "tokens", "sentences"}.

@@ -1,8 +1,8 @@
 """Builds the batch at a position, which depends only on corpus, config, seed and position.
 
 Global example i (0, 1, 2, ... without end) is example `permute(i mod E)` of epoch i div E, where E
-is the number of examples in an epoch. With several corpora, i decides the corpus, and the number of
-examples drawn from it before takes the place of i (mixture_dataset.py). A batch consists of
+is the number of examples in an epoch. With several corpora, i selects a corpus, and the count of
+examples drawn from that corpus before replaces i (mixture.py). A batch consists of
 consecutive global examples from its position on: one for each sequence of the batch, or, if packed,
 as many as fit. Each process builds a contiguous slice of the sequences.
 """
@@ -110,8 +110,9 @@ def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) ->
 
 # BERT's script walks through each document and writes all examples to files. Random access needs
 # example i without those before it, so an example is a window whose position is a function of
-# (seed, epoch, i). The distributions of lengths, splits, random next segments and truncation are
-# those of the script; tests compare them with a slow reimplementation of it.
+# (seed, epoch, i). Splits and truncation are distributed as in the script. Two things differ: every
+# example has a target length of its own, and a random B is drawn uniformly over the sentences
+# (`dataset.py`). Tests compare mean lengths and labels with a slow reimplementation of the script.
 class BatchBuilder:
     """Builds the batch that begins at a position. It has no state and can be pickled.
 

@@ -1,10 +1,15 @@
-"""Masks tokens for masked LM: tokens, whole words or spans (BERT, section 3.1; SpanBERT).
+"""Masks tokens for masked LM: single tokens, whole words, n-grams (ALBERT) or spans (SpanBERT).
+
+As in BERT (Devlin et al. 2019, section 3.1), 15 % of the tokens that are not special are selected;
+80 % of these become [MASK], 10 % a random token, and 10 % remain. What is selected depends on the
+config: tokens or whole words (`select_words`), n-grams of words (`select_ngrams`), or spans of
+words (`select_spans`). For BERT, read `mask_tokens` and `select_words`.
 
 Whole-word masking selects all tokens of a word or none, as create_pretraining_data.py does with
 `do_whole_word_mask`. Special tokens are never selected, and a word ends before a special token.
 
-Source: Lan et al. 2020, section 3.1. Every word is the first word of one candidate, whose number of
-words is random. Candidates are taken in random order while tokens are left to select: a candidate
+N-grams are as in Lan et al. 2020, section 3.1. Every word is the first word of one candidate, whose
+number of words is random. Candidates are taken in random order while tokens are left to select: a candidate
 that has more tokens than that is shortened by whole words, and one that overlaps a selected word is
 skipped.
 
@@ -12,12 +17,12 @@ Differences from the original script, which lists the words of both segments one
 
 - An n-gram ends before a special token. In the script it continues across [SEP], from the last
   words of A into B, which are not consecutive text.
-- Special tokens are never predicted, and never drawn as random tokens, as in `masking.py`.
+- Special tokens are never predicted, and never drawn as random tokens.
 - A SentencePiece word begins at a leading space. In the script, tokens with other characters than
   Latin letters and ASCII punctuation begin a word as well.
 
-Source: Joshi et al. 2020, sections 3.1 and 3.2, and `PairWithSpanMaskingScheme` of the authors'
-`fairseq/data/masking.py`. A span begins at the word of a random token that is not selected yet, and
+Spans are as in Joshi et al. 2020, sections 3.1 and 3.2, and `PairWithSpanMaskingScheme` of the
+authors' `fairseq/data/masking.py`. A span begins at the word of a random token that is not selected yet, and
 continues for a random number of words. Tokens are selected from left to right until 15 % of the row
 are, so that the last word may be cut. Spans that touch or overlap are one span from then on.
 
@@ -26,11 +31,6 @@ Differences from the original code:
 - A span ends before a special token, for rows of several documents or packed examples. The
   original rows are one text without special tokens.
 - Random tokens are drawn from a sample of the corpus (`dataset.py`), not from all of it.
-
-As in BERT (Devlin et al. 2019, section 3.1), 15 % of the tokens that are not special are selected;
-80 % of these become [MASK], 10 % a random token, and 10 % remain. What is selected depends on the
-config: tokens or whole words (`word_masking.py`), n-grams of words (`ngram_masking.py`), or spans
-of words (`span_masking.py`).
 
 RoBERTa's inputs are masked by the same rules, as Hugging Face's `DataCollatorForLanguageModeling`
 does. fairseq's `mask_tokens_dataset.py` differs: it also selects <s> and </s>, rounds the number of
@@ -138,7 +138,7 @@ def _fill_greedily(sizes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
     """Takes words of sizes [B, W] in order if they still fit into budgets [B].
 
     A size of 0 means no word. Each iteration takes all words up to the first that does not fit.
-    That word is larger than the remaining budget, so that few iterations are needed.
+    A word that did not fit never will, so it is dropped, and few iterations are needed.
 
     Returns:
       [B, W] bool, True for the words taken.
@@ -385,7 +385,7 @@ def mask_tokens(
 ) -> dict[str, np.ndarray]:
     """Masks the tokens of a batch.
 
-    The number of predictions of a row is at most `max_predictions_per_seq`, and otherwise
+    The number of predictions of a row is the smaller of `max_predictions_per_seq` and,
 
     - with `Masking`, max(1, round(n * mlm_probability)) for n tokens that are neither special nor
       padding. With whole-word masking, words are taken in random order as long as they fit, so that
@@ -403,7 +403,7 @@ def mask_tokens(
         None: all ids that are not special.
 
     Returns:
-      `input_ids` [B, L] int32 with the selected positions masked, `masked_lm_positions` and
+      `input_ids` [B, L] int32 after the replacement of selected tokens, `masked_lm_positions` and
       `masked_lm_ids` [B, P] int32, `masked_lm_weights` [B, P] float32, `sampling_seeds` [B, P]
       int32. Positions are in ascending order; unused entries are 0. With `SpanMasking` also the
       fields `SPAN_BOUNDARY_FIELDS`.

@@ -1,5 +1,7 @@
 """Generates random numbers as a function of (seed, epoch, example), without any state.
 
+The seed of a phase is the seed of the run plus the index of the phase.
+
 SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) is used as a counter-based generator: the 64-bit key
 of an example is a hash of (seed, epoch, example), and its n-th random word is the hash of
 key + n * gamma. Each use of randomness has its own `Stream` of 2^32 words, so that a new use does

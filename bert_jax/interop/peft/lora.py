@@ -1,12 +1,13 @@
-"""Converts LoRA and DoRA from and to peft, and finds the layers that peft names.
+"""Converts LoRA and DoRA to and from peft, and matches peft's target names to layers.
 
 peft names a layer by its module in PyTorch, such as "bert.encoder.layer.0.attention.self.query". A
-list of targets selects the modules whose names end with one of them, a string is a regular
-expression of whole names.
+list of targets selects modules by the ends of their names; a string is a regular expression that
+must match the whole name.
 
 peft's matrices are as in PyTorch: lora_A is [R, in] and lora_B [out, R]. One tensor of Hugging
-Face may have several of our layers, such as ModernBERT's query, key and value. Then lora_A has the
-matrices A of all of them, and lora_B has zeros where an A does not belong to an output.
+Face may join several of our layers, such as ModernBERT's query, key and value. Then lora_A stacks
+their matrices A, and lora_B is zero where an A does not belong to an output; on import, each layer
+gets the whole lora_A and its rows of lora_B.
 """
 
 import re
@@ -86,7 +87,10 @@ class ModuleNames:
 def distinct_suffixes(
     selected: Iterable[str], candidates: Sequence[str], separator: str
 ) -> list[str]:
-    """Returns ends of names that select exactly `selected` out of `candidates`, sorted."""
+    """Returns ends of names that select `selected` out of `candidates`, sorted.
+
+    A name of which every end selects other candidates too is left out.
+    """
     selected_names, suffixes = set(selected), set[str]()
     for name in selected_names:
         segments = name.split(separator)
