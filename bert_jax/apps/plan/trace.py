@@ -1,9 +1,9 @@
 """Traces the gradient of a loss on abstract arrays, and finds the peak of the memory it needs.
 
 Nothing is allocated or compiled, and no family or objective has a formula of its own. XLA is
-modeled like this: it writes the results of matrix products, lookups, kernels and loops to memory, and
-recomputes everything else in the fusions that read it, in the backward pass too if needed (softmax,
-dropout masks, norms, the non-linearity). So
+modeled like this: it writes the results of matrix products, lookups, kernels and loops to memory,
+and recomputes everything else in the fusions that read it, in the backward pass too if needed
+(softmax, dropout masks, norms, the non-linearity). So
 
 - a product stores its result, in the dtype to which its readers round it;
 - a value rounded to fewer bytes than it is computed from is stored, too, unless layers are

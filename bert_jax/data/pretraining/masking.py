@@ -9,9 +9,9 @@ Whole-word masking selects all tokens of a word or none, as create_pretraining_d
 `do_whole_word_mask`. Special tokens are never selected, and a word ends before a special token.
 
 N-grams are as in Lan et al. 2020, section 3.1. Every word is the first word of one candidate, whose
-number of words is random. Candidates are taken in random order while tokens are left to select: a candidate
-that has more tokens than that is shortened by whole words, and one that overlaps a selected word is
-skipped.
+number of words is random. Candidates are taken in random order while tokens are left to select: a
+candidate that has more tokens than that is shortened by whole words, and one that overlaps a
+selected word is skipped.
 
 Differences from the original script, which lists the words of both segments one after the other:
 
@@ -22,9 +22,10 @@ Differences from the original script, which lists the words of both segments one
   Latin letters and ASCII punctuation begin a word as well.
 
 Spans are as in Joshi et al. 2020, sections 3.1 and 3.2, and `PairWithSpanMaskingScheme` of the
-authors' `fairseq/data/masking.py`. A span begins at the word of a random token that is not selected yet, and
-continues for a random number of words. Tokens are selected from left to right until 15 % of the row
-are, so that the last word may be cut. Spans that touch or overlap are one span from then on.
+authors' `fairseq/data/masking.py`. A span begins at the word of a random token that is not selected
+yet, and continues for a random number of words. Tokens are selected from left to right until 15 %
+of the row are, so that the last word may be cut. Spans that touch or overlap are one span from then
+on.
 
 Differences from the original code:
 

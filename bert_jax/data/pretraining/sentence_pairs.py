@@ -62,9 +62,9 @@ def make_pair(
     end = int(window.sentence_ends[num_sentences_a - 1])
     a, b = window.ids[:end], window.ids[end:]
     # A window of one sentence cannot be split, so B comes from another document (as in both
-    # scripts; in ALBERT's with the label of swapped segments). Leaving such windows out would
-    # make the length of an epoch unknown without reading the text. In novels they are 0.5 % of the sequences of 512
-    # tokens and 2.6 % of the sequences of 128.
+    # scripts; in ALBERT's with the label of swapped segments). Leaving such windows out would make
+    # the length of an epoch unknown without reading the text. In novels they are 0.5 % of the
+    # sequences of 512 tokens and 2.6 % of the sequences of 128.
     is_random, is_swapped = num_sentences == 1, False
     match config:
         case SentencePairs():
