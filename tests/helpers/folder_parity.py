@@ -205,7 +205,6 @@ def check_states(model: Any, loaded: LoadedModel, batch: Any) -> None:
 def check_exported_texts(model: Any, tokenizer: Any, folder: Path, texts: list[str]) -> None:
     """Checks that an exported model computes the same from what its tokenizer returns."""
     exported = transformers.AutoTokenizer.from_pretrained(folder)
-    assert type(exported) is type(tokenizer)
     assert exported(*texts)["input_ids"] == tokenizer(*texts)["input_ids"]
     reopened = load_exported(transformers.AutoModel, folder).eval()
     with torch.no_grad():

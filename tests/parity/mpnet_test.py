@@ -51,6 +51,8 @@ def test_tokenizer_and_texts(tmp_path):
     texts = ["The cat sat on the cats.", "a <mask> sat"]
     check_texts(loaded, tokenizer, texts)
     check_exported_texts(model, tokenizer, tmp_path / "exported", texts)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert type(exported) is type(tokenizer)
 
 
 def original_masks(a: int, b: int) -> tuple[Any, Any]:
