@@ -31,7 +31,7 @@ _UNICODE_SPACES = re.compile(f"[{_SPACE_CHARACTERS}]")
 _CHANGED_CHARACTERS = re.compile(
     f"[\r\v\f\x1c-\x1e\x85\u2028\u2029{_INVISIBLE_CHARACTERS}{_SPACE_CHARACTERS}]"
 )
-# A soft hyphen at the end of a line was inserted by whoever set the text, unlike a hyphen, which
+# A soft hyphen at the end of a line was inserted in typesetting, unlike a hyphen, which
 # may be part of the word.
 _SOFT_LINE_BREAK = re.compile(r"\u00ad[ \t]*\n[ \t]*(?=\w)")
 _BLANK_LINES = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
