@@ -66,6 +66,7 @@ def read_config(
     family_format = formats()[model_type]
     prefix = family_format.class_prefixes[model_type]
     suffix = _class_suffix(file, data, family_format, prefix)
+    check_weights_are_complete(file, data)
     for field, supported in family_format.fixed_fields.items():
         check_supported(file, field, data, supported)
     activation_field = family_format.field_name("hidden_act") or "hidden_act"
@@ -100,6 +101,22 @@ def _with_cross_encoder_fields(file: Path, data: Mapping[str, Any]) -> Mapping[s
     if extra.get("model_type") != "CrossEncoder" or "activation_fn" not in extra:
         return data
     return {**data, "sentence_transformers": {"activation_fn": extra["activation_fn"]}}
+
+
+_WEIGHTS_AS_CONFIGURED = {
+    "pruned_heads": SupportedValues(
+        ({}, None), default={}, reason="the weights of the named heads are absent from the file"
+    ),
+    "quantization_config": SupportedValues(
+        (None,), default=None, reason="save the model without quantization"
+    ),
+}
+
+
+def check_weights_are_complete(file: Path, data: Mapping[str, Any]) -> None:
+    """Raises a UserError if a config.json is of a model with quantized or pruned weights."""
+    for field, supported in _WEIGHTS_AS_CONFIGURED.items():
+        check_supported(file, field, data, supported)
 
 
 def check_supported(file: Path, field: str, data: Mapping[str, Any], supported: Any) -> None:

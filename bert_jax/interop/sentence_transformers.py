@@ -43,6 +43,7 @@ from bert_jax.models.sentence_encoder.config import (
     SentenceEncoderConfig,
     SentenceModule,
 )
+from bert_jax.params.name_table import check_floating_point
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
 
 MODULES, POOLING_FOLDER = "modules.json", "1_Pooling"
@@ -391,6 +392,8 @@ def _read_dense(folder: Path, module: Dense, path: str) -> dict[str, np.ndarray]
             f"{file}: has the tensors {shapes}, but {_CONFIG} beside it describes {expected}; use "
             "the files that were saved together"
         )
+    for name, tensor in tensors.items():
+        check_floating_point(tensor, name, str(file))
     params = {f"{path}/kernel": np.asarray(tensors["linear.weight"].T, np.float32)}
     if module.bias:
         params[f"{path}/bias"] = np.asarray(tensors["linear.bias"], np.float32)

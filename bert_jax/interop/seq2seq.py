@@ -17,6 +17,7 @@ from bert_jax.interop.huggingface import (
     FlatParams,
     canonical_tensors,
     check_supported,
+    check_weights_are_complete,
     read_field,
 )
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
@@ -85,6 +86,7 @@ def read_seq2seq_config(file: Path) -> EncoderDecoderConfig:
                 f"{file}: the architecture is {architecture!r}; expected one of "
                 f"{', '.join(family_format.architectures)}"
             )
+    check_weights_are_complete(file, data)
     for field, supported in family_format.fixed_fields.items():
         check_supported(file, field, data, supported)
     # Only an explicit null: an absent field has the default of the family.
@@ -142,6 +144,8 @@ def write_seq2seq_folder(folder: Path, flat: FlatParams, config: EncoderDecoderC
     }
     (folder / GENERATION_CONFIG).write_text(format_json(generation), "utf-8")
     tensors = family_format.names(config).to_external(flat)
+    for name in family_format.zeros:
+        tensors[name] = np.zeros((1, config.vocab_size), np.float32)
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
 

@@ -62,6 +62,15 @@ class Ignored:
     reason: str
 
 
+def check_floating_point(tensor: np.ndarray, name: str, source: str) -> None:
+    """Raises a UserError for a tensor of integers, as quantized files have for their weights."""
+    if tensor.dtype.kind in "biu":
+        raise UserError(
+            f"{source}: the tensor {name!r} has dtype {tensor.dtype}; expected floating-point "
+            "numbers; save the model without quantization"
+        )
+
+
 class NameTable:
     """Holds the rows of one format, for use in either direction.
 
@@ -94,8 +103,9 @@ class NameTable:
           source: the file, for messages.
 
         Raises:
-          UserError: the table has no row for a tensor (named), two tensors are one parameter, or a
-            tensor that contains several parameters cannot be split into them.
+          UserError: the table has no row for a tensor (named), two tensors are one parameter, a
+            tensor that contains several parameters cannot be split into them, or a parameter is
+            not of floating-point numbers.
         """
         found: dict[str, np.ndarray] = {}
         for name, tensor in tensors.items():
@@ -107,6 +117,7 @@ class NameTable:
                     parameters = [tensor.T if row.transposed else tensor]
                 case Packed():
                     parameters = row.unpack(tensor, name, source)
+            check_floating_point(tensor, name, source)
             for pattern, parameter in zip(_internals(row), parameters, strict=True):
                 internal = _fill_wildcards(pattern, self._path(row.external), self._path(name))
                 if internal in found:

@@ -121,6 +121,8 @@ def test_half_precision_files_become_float32(folder, dtype):
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported are 'gelu', 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads is .*: the weights of the named heads"),
+        ({"quantization_config": {"bits": 8}}, "quantization_config is .*without quantization"),
         ({"hidden_size": ...}, "integer in the field 'hidden_size'; it is absent"),
         ({"vocab_size": "18"}, "integer in the field 'vocab_size'; found '18'"),
         ({"model_type": ["bert"]}, r"model_type is \['bert'\]"),
@@ -183,6 +185,13 @@ def test_weights_of_8_bits_are_refused(folder, dtype):
     with pytest.raises(
         UserError, match=r"pooler\.dense\.weight has dtype F8_.*expected one of F64"
     ):
+        huggingface.read_folder(folder)
+
+
+def test_weights_of_integers_are_refused(folder):
+    name = "bert.encoder.layer.0.output.dense.weight"
+    change_weights(folder, lambda t: {**t, name: t[name].astype(np.int8)})
+    with pytest.raises(UserError, match=rf"{name}' has dtype int8; expected floating-point"):
         huggingface.read_folder(folder)
 
 

@@ -33,6 +33,8 @@ MEDIUM = dataclasses.replace(
 )
 def test_outputs_cached_decoding_and_folders(tmp_path, config):
     check_seq2seq_model(torch_bart(config), config, tmp_path)
+    tensors = load_file(tmp_path / "exported" / "model.safetensors")
+    np.testing.assert_array_equal(tensors["final_logits_bias"], np.zeros((1, config.vocab_size)))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class IndexInfo:
       pooling: the pooling that was chosen; None: as in the model.
       width: D, the width of the vectors.
       num_documents: N.
+      digest: of the documents.
     """
 
     version: int = FORMAT_VERSION
@@ -69,6 +70,7 @@ class IndexInfo:
     pooling: PoolingMode | None
     width: int
     num_documents: int
+    digest: str
 
 
 class Hit(NamedTuple):
@@ -320,15 +322,17 @@ def build_index(
     """Embeds documents and writes the index folder `output`.
 
     If an earlier call with the same documents and model was interrupted, the vectors that it wrote
-    are used.
+    are used. A complete index of the same documents and model is opened as it is.
 
     Args:
       approximate: whether to build the graph for approximate search as well (usearch).
 
     Raises:
-      UserError: `output` is not empty or cannot be written, there are no documents, vectors have
-        two widths, or another process builds the same index.
+      UserError: `output` has other files or cannot be written, there are no documents, vectors
+        have two widths, or another process builds the same index.
     """
+    if (output / INFO).is_file():
+        return _open_same_index(output, documents, encoder, approximate=approximate)
     check_new_folder(output)
     building = output.with_name(f".{output.name}.building")
     try:
@@ -351,6 +355,7 @@ def build_index(
                     pooling=encoder.id.pooling,
                     width=width,
                     num_documents=len(offsets) - 1,
+                    digest=digest,
                 ),
             )
     except AlreadyLockedError:
@@ -361,6 +366,26 @@ def build_index(
     except OSError as error:
         raise cannot_write_error(output, error) from None
     return SearchIndex(output)
+
+
+def _open_same_index(
+    output: Path, documents: Iterable[Document], encoder: TextEncoder, *, approximate: bool
+) -> SearchIndex:
+    """Opens a complete index; UserError if it is of other documents or another model."""
+    index = SearchIndex(output)
+    digest = hashlib.blake2b(digest_size=16)
+    for document in documents:
+        digest.update(_line(document))
+    reason = None
+    if index.info.digest != digest.hexdigest():
+        reason = "other texts"
+    elif index.info.fingerprint != encoder.id.fingerprint:
+        reason = "another model, pooling or prompt"
+    elif approximate and not (output / GRAPH).is_file():
+        reason = "the same texts, but without the graph of --approximate"
+    if reason:
+        raise UserError(f"{output} is an index of {reason}; choose another --output, or remove it")
+    return index
 
 
 def _finish(building: Path, output: Path, info: IndexInfo) -> None:
@@ -376,16 +401,19 @@ def _write_documents(building: Path, documents: Iterable[Document]) -> tuple[np.
     digest, offsets = hashlib.blake2b(digest_size=16), [0]
     with (building / DOCUMENTS).open("wb") as file:
         for document in documents:
-            record = {"id": document.id, "text": document.text}
-            # Offsets count bytes and not characters, so the line is encoded before it is
-            # measured.
-            line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+            line = _line(document)
             digest.update(line)
             file.write(line)
             offsets.append(offsets[-1] + len(line))
     offsets = np.array(offsets, np.int64)
     np.save(building / OFFSETS, offsets)
     return offsets, digest.hexdigest()
+
+
+def _line(document: Document) -> bytes:
+    """Returns a document's line of documents.jsonl; offsets count its bytes, not characters."""
+    record = {"id": document.id, "text": document.text}
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def _write_vectors(building: Path, offsets: np.ndarray, digest: str, encoder: TextEncoder) -> int:

@@ -151,7 +151,8 @@ def load_models(
       onnx: the ONNX files of the folders that onnxruntime runs; None for JAX.
 
     Raises:
-      ConfigError: an argument has another form, or names a model that is not there.
+      ConfigError: an argument has another form, or names a model that is not there; or the
+        maximum length is above every model's.
       UserError: a model or an adapter cannot be read.
     """
     folders: dict[str, str] = {}
@@ -176,13 +177,18 @@ def load_models(
                 f"the models {', '.join(folders)}"
             )
         of_model[base][adapter] = path
-    return ServedModels(
-        [
-            served
-            for name, path in folders.items()
-            for served in _serve_folder(name, path, config, of_model[name], onnx)
-        ]
-    )
+    served = [
+        each
+        for name, path in folders.items()
+        for each in _serve_folder(name, path, config, of_model[name], onnx)
+    ]
+    longest = max(model.max_length for model in served)
+    if config.max_length is not None and config.max_length > longest:
+        raise ConfigError(
+            f"--max-length is {config.max_length}; the models take sequences of at most {longest} "
+            "tokens: choose a shorter length, or leave it out"
+        )
+    return ServedModels(served)
 
 
 def _serve_folder(

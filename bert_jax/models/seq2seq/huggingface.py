@@ -34,7 +34,7 @@ class Seq2SeqFormat:
         tied embeddings, whatever its config.json contains.
       copies: tensors that must equal `shared` if they exist.
       canonical: returns today's name of a tensor of an old file or of the bare model.
-      zeros: tensors that must be zero if they exist.
+      zeros: biases of the logits [1, V] that must be zero if they exist; an export has them.
       fixed_fields: fields of config.json that must be absent or have this value, or one of
         `SupportedValues`.
       refused_model_types: similar models that are not supported, with the reason.

@@ -109,6 +109,12 @@ def test_interrupted_build_continues(tmp_path, monkeypatch, index):
     np.testing.assert_array_equal(continued.vectors, index.vectors)
 
 
+def test_complete_index_is_opened_without_embedding(index):
+    encoder = WordEncoder()
+    again = build_index(index.folder, DOCUMENTS, encoder, approximate=True)
+    assert not encoder.texts and again.info == index.info
+
+
 @pytest.mark.parametrize("change", ["documents", "model"])
 def test_interrupted_build_of_another_index_starts_again(tmp_path, monkeypatch, change):
     monkeypatch.setattr(index_module, "_GROUP_SIZE", 4)
@@ -136,8 +142,12 @@ def test_bad_input_of_a_build(tmp_path, monkeypatch, index):
     monkeypatch.setattr(index_module, "_GROUP_SIZE", 4)
     with pytest.raises(UserError, match="documents 5 to 8 have the width 33, but those before"):
         build_index(tmp_path / "widths", DOCUMENTS, ChangingWidthEncoder())
+    with pytest.raises(UserError, match="index of other texts; choose another --output"):
+        build_index(index.folder, DOCUMENTS[1:], WordEncoder())
+    with pytest.raises(UserError, match="index of another model, pooling or prompt"):
+        build_index(index.folder, DOCUMENTS, WordEncoder(fingerprint="other"))
     with pytest.raises(UserError, match="not an empty folder"):
-        build_index(index.folder, DOCUMENTS, WordEncoder())
+        build_index(index.folder.parent, DOCUMENTS, WordEncoder())
     with pytest.raises(UserError, match=r"model: the vector of text 2 of 2 .* not finite"):
         check_finite_vectors(np.array([[1.0, 2.0], [np.nan, 1.0]]), "model")
 
@@ -255,6 +265,8 @@ def test_verbs_index_query_and_rerank(tmp_path, capsys, monkeypatch):
     files = ["--file", str(tmp_path / "texts.txt")]
     assert main(["search", "index", "model", *files, "--output", folder]) == 0
     assert "4 texts, vectors of width 16" in capsys.readouterr().out
+    assert main(["search", "index", "model", *files, "--output", folder]) == 0
+    assert "4 texts, vectors of width 16, complete since" in capsys.readouterr().out
 
     (tmp_path / "long.txt").write_text("the " * 40 + "\na net\n")
     long = ["--file", str(tmp_path / "long.txt"), "--output", str(tmp_path / "long")]

@@ -45,16 +45,19 @@ def run(args: Arguments) -> None:
     """Writes the index and prints its size."""
     from bert_jax.apps.search.documents import read_collection
     from bert_jax.apps.search.encoder import EmbedderEncoder
-    from bert_jax.apps.search.index import build_index
+    from bert_jax.apps.search.index import INFO, build_index
     from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.load import load_model
 
     output = Path(args.output)
-    check_new_folder(output)  # before the model is read, which takes longer
+    existed = (output / INFO).is_file()
+    if not existed:
+        check_new_folder(output)  # before the model is read, which takes longer
     documents = read_collection(args.file, encoding=args.encoding, errors=args.errors)
     encoder = EmbedderEncoder(load_model(args.model), pooling=args.pooling)
     index = build_index(output, documents, encoder, approximate=args.approximate)
-    print(f"{output}: {len(index):,} texts, vectors of width {index.info.width}")
+    state = ", complete since an earlier call" if existed else ""
+    print(f"{output}: {len(index):,} texts, vectors of width {index.info.width}{state}")
     if encoder.num_truncated:
         print(
             f"{encoder.num_truncated:,} texts were truncated to {encoder.max_length} tokens; split "
