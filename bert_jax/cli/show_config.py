@@ -27,15 +27,22 @@ def run(args: Arguments) -> None:
     import jax
 
     from bert_jax.config.config_lib import fingerprint, to_json
+    from bert_jax.config.data import PretrainingData
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel.sharding import make_mesh, parameter_spec
     from bert_jax.params import paths
     from bert_jax.train.flops import step_flops
     from bert_jax.train.optimizer import WEIGHT_DECAY
     from bert_jax.train.tuning.freezing import is_frozen, lowest_trainable_depth
+    from bert_jax.train.workloads import make_workload
+    from bert_jax.train.workloads.pretraining import PretrainingWorkload
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
+    if isinstance(experiment.data, PretrainingData):
+        workload = make_workload(experiment)
+        assert isinstance(workload, PretrainingWorkload)
+        workload.check_corpora()
     mesh = make_mesh(experiment.mesh)
     tuning = experiment.train.tuning
     params = paths.flatten(make_objective(experiment.objective, adapter=tuning.adapter).abstract())

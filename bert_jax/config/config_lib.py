@@ -116,39 +116,51 @@ def override(config: T, assignments: Sequence[str]) -> T:
     """Returns `config` with each "a.b.c=value" applied; values are JSON, or bare words for strings.
 
     Raises:
-      ConfigError: a field does not exist (the message names the nearest one), or a value has the
-        wrong type.
+      ConfigError: a field does not exist (the message names the nearest one), is given twice, or a
+        value has the wrong type.
     """
+    seen: dict[str, str] = {}
     for assignment in assignments:
         path, separator, text = assignment.partition("=")
         if not separator:
             raise ConfigError(f"--set {assignment}: expected FIELD=VALUE, as in train.steps=1000")
+        check_given_once("--set", path, text, seen)
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
             # Bare words are strings, so that a shell needs no quotes inside quotes.
             value = text
-        config = _replace(config, path.split("."), value, path)
+        config = _replace(config, type(config), path.split("."), value, path)
     return config
 
 
-def _replace(config: Any, keys: list[str], value: Any, path: str) -> Any:
+def check_given_once(flag: str, name: str, value: str, seen: dict[str, str]) -> None:
+    """Adds NAME=VALUE of a flag to those `seen`; ConfigError if the name was given before."""
+    if name in seen:
+        raise ConfigError(
+            f"{flag} {name} is given twice, as {seen[name]!r} and {value!r}; expected one value"
+        )
+    seen[name] = value
+
+
+def _replace(config: Any, annotation: Any, keys: list[str], value: Any, path: str) -> Any:
+    if not keys:
+        return from_json(annotation, value, path)
     key, rest = keys[0], keys[1:]
     if isinstance(config, tuple):
         if not key.isdigit() or int(key) >= len(config):
             raise ConfigError(f"{path}: {key!r} is not an index below {len(config)}")
+        members = (annotation, *typing.get_args(annotation))  # it may be a union with None
+        (item,) = (typing.get_args(m)[0] for m in members if typing.get_origin(m) is tuple)
         items = list(config)
-        items[int(key)] = _replace(items[int(key)], rest, value, path) if rest else value
+        items[int(key)] = _replace(items[int(key)], item, rest, value, path)
         return tuple(items)
     if not dataclasses.is_dataclass(config):
         raise ConfigError(f"{path}: {key!r} is beyond the last field; this is a plain value")
     hints = _hints(type(config))
     if key not in hints:
         raise unknown_field(path, key, hints)
-    if rest:
-        new = _replace(getattr(config, key), rest, value, path)
-    else:
-        new = from_json(hints[key], value, path)
+    new = _replace(getattr(config, key), hints[key], rest, value, path)
     return dataclasses.replace(typing.cast(Any, config), **{key: new})
 
 

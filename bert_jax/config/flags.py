@@ -97,6 +97,8 @@ def _settings_of_type(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, A
         hint = typing.get_args(hint)[0]
         if settings.get("action") != "append":
             found["nargs"] = "*" if _may_be_omitted(field) else "+"
+            if "positional" not in field.metadata:
+                found["action"] = "extend"  # `--set a=1 --set b=2` is `--set a=1 b=2`
     elif _may_be_omitted(field):
         found["nargs"] = "?"
     if typing.get_origin(hint) is typing.Literal:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.config_lib import from_json, unknown_field
+from bert_jax.config.config_lib import check_given_once, from_json, unknown_field
 from bert_jax.errors import ConfigError, UserError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -95,12 +95,14 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
     with errors_of_user_code(path, "recipe"):
         parameters = inspect.signature(get_config, eval_str=True).parameters
     arguments: dict[str, Any] = {}
+    seen: dict[str, str] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator:
             raise ConfigError(f"--arg {assignment}: expected NAME=VALUE, as in size=tiny")
         if name not in parameters:
             raise unknown_field(f"--arg {assignment}", name, list(parameters))
+        check_given_once("--arg", name, text, seen)
         annotation = parameters[name].annotation
         if annotation is inspect.Parameter.empty:
             raise ConfigError(

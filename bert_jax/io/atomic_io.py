@@ -8,11 +8,14 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import format_json
@@ -183,6 +186,11 @@ def _as_user_errors(path: Path, partial_path: Path) -> Generator[None]:
         if is_temporary_path or (not file_names and error.errno in DISK_ERRORS):
             raise cannot_write_error(path, error) from None
         raise
+    except SafetensorError as error:  # has the number of an OSError only in its text
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise cannot_write_error(path, OSError(number, os.strerror(number))) from None
 
 
 def _resolve_link(path: Path) -> Path:

@@ -30,8 +30,7 @@ from tqdm import tqdm
 from bert_jax.config.config_lib import to_json
 from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.errors import UserError
-from bert_jax.io.atomic_io import atomic_path, check_writable
-from bert_jax.io.json_io import format_json
+from bert_jax.io.atomic_io import atomic_path, check_writable, write_json
 from bert_jax.text.cleaning import clean_text
 from bert_jax.text.files import DocumentUnit, expand_globs, read_documents
 from bert_jax.text.tokenizer import SpecialTokens, Tokenizer
@@ -262,7 +261,7 @@ def train_tokenizer_from_files(
     }
     with atomic_path(output) as tmp_path:
         tokenizer.save(tmp_path)
-        (tmp_path / MANIFEST_FILE).write_text(format_json(manifest), encoding="utf-8")
+        write_json(tmp_path / MANIFEST_FILE, manifest)
     return tokenizer
 
 

@@ -77,6 +77,7 @@ def test_override_sets_nested_fields_and_types():
         ("seed=abc", "expected int"),
         ("seed", "expected FIELD=VALUE"),
         ("train.phases.3.steps=1", "not an index below 1"),
+        ("train.phases.0=5", "train.phases.0: expected Phase, found 5"),
         ('data.input_format={"type": "Pickle"}', "unknown type 'Pickle'"),
         ("objective.compute.dtype=float16", "float16"),
         ("name.x=1", "beyond the last field"),
@@ -85,6 +86,11 @@ def test_override_sets_nested_fields_and_types():
 def test_override_errors_name_the_mistake(assignment, message):
     with pytest.raises(ConfigError, match=message):
         config_lib.override(experiment(), [assignment])
+
+
+def test_field_that_is_given_twice_is_an_error():
+    with pytest.raises(ConfigError, match="--set seed is given twice, as '1' and '2'"):
+        config_lib.override(experiment(), ["seed=1", "name=a", "seed=2"])
 
 
 def test_diff_and_fingerprint_reflect_one_changed_field():

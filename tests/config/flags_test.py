@@ -59,6 +59,7 @@ def parse(*words: str) -> Arguments:
 def test_words_become_values_of_the_fields_types():
     args = parse("m", "a", "b", "--output", "o", "--rates", "1", "2", "--columns", "x,y")
     assert (args.model, args.texts, args.output) == ("m", ("a", "b"), Path("o"))
+    assert parse("m", "--output", "o", "--rates", "1", "2", "--rates", "3").rates == (1.0, 2.0, 3.0)
     assert args.rates == (1.0, 2.0) and args.columns == ("x", "y")
     assert parse("m", "--output", "o", "--file", "p", "--file", "q").file == ("p", "q")
 

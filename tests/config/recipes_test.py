@@ -128,6 +128,8 @@ def test_recipe_arguments_are_typed_and_checked(tmp_path):
     assert recipes.call_recipe(get_config, ["steps=3", "size=8"], "recipe.py") == (3, "8")
     with pytest.raises(ConfigError, match="did you mean 'steps'"):
         recipes.call_recipe(get_config, ["step=3"], "recipe.py")
+    with pytest.raises(ConfigError, match="--arg steps is given twice, as '3' and '4'"):
+        recipes.call_recipe(get_config, ["steps=3", "steps=4"], "recipe.py")
     with pytest.raises(ConfigError, match="needs --arg steps"):
         recipes.call_recipe(get_config, [], "recipe.py")
     with pytest.raises(ConfigError, match="expected int"):

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from bert_jax.errors import UserError
 from bert_jax.io import atomic_io
@@ -193,6 +194,17 @@ def test_full_disk_is_one_error_that_names_the_file(tmp_path: Path, monkeypatch)
         atomic_write(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old"
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_full_disk_under_safetensors_is_an_error_of_the_file(tmp_path: Path):
+    reason = "Error while serializing: I/O error: No space left on device (os error 28)"
+    with (
+        pytest.raises(UserError, match=r"weights cannot be written: No space left.*free some spa"),
+        atomic_path(tmp_path / "weights"),
+    ):
+        raise SafetensorError(reason)
+    with pytest.raises(SafetensorError, match="header"), atomic_path(tmp_path / "weights"):
+        raise SafetensorError("a damaged header")
 
 
 def test_errors_of_other_files_are_not_changed(tmp_path: Path):

@@ -194,6 +194,15 @@ def test_training_from_files_writes_a_manifest(kind, tmp_path):
         train_tokenizer_from_files(patterns, tmp_path / "out", config)
 
 
+def test_file_name_that_is_not_utf8_is_written_with_a_question_mark(tmp_path):
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text("Alpha beta. " * 20)
+    config = TokenizerTrainingConfig(vocab_size=60)
+    train_tokenizer_from_files([str(tmp_path / name)], tmp_path / "out", config)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text("utf-8"))
+    assert manifest["corpus"]["files"] == ["caf?.txt"]
+
+
 def test_training_without_text_raises(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     for kind in KINDS:

@@ -7,8 +7,10 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 
+from bert_jax.__main__ import main
 from bert_jax.apps.studies import forgetting
 from bert_jax.apps.studies.ngram_comparison import ngram_baseline_losses
 from bert_jax.apps.testing.models import random_parameters, small_config, small_model, write_run
@@ -180,6 +182,19 @@ def test_recipe_error_names_the_missing_corpus(name, folder):
     more = {"model": str(folder / "model")} if name.endswith("adapt") else {}
     with pytest.raises(UserError, match=r"trainx: no such folder.*bert-jax prepare"):
         load_recipe(str(RECIPES / f"{name}.py"))(corpus=str(folder / "trainx"), **more)
+
+
+def test_show_config_compares_model_and_held_out_corpus(folder, capsys):
+    command = ["show-config", "pretrain/bert", "--devices", str(jax.device_count())]
+    command += ["--arg", "size=tiny", f"corpus={folder / 'train' / 'prepared'}"]
+    assert main(command) == 0
+    assert "78 tokens" not in capsys.readouterr().err
+    assert main([*command, "--set", "objective.model.vocab_size=40"]) == 1
+    assert "has 78 tokens, but the word-embedding table of the model has 40" in (
+        capsys.readouterr().err
+    )
+    assert main([*command, "--arg", f"heldout={folder / 'absent'}"]) == 1
+    assert "absent: no such folder; expected a prepared corpus" in capsys.readouterr().err
 
 
 def test_labeled_data_with_another_vocabulary_is_rejected(folder, tmp_path):

@@ -20,6 +20,7 @@ therefore does not depend on optax's classes, on the mesh, or on the number of p
 import json
 import logging
 import math
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -318,13 +319,30 @@ def _short_error(error: BaseException) -> str:
 
 
 def _hide_tracebacks_of_background_saves() -> None:
-    """Hides orbax's log records with tracebacks; a failed save is raised as a UserError anyway."""
+    """Hides the tracebacks of a failed save, which is raised as a UserError anyway.
 
-    def is_not_orbax_traceback(record: logging.LogRecord) -> bool:
-        return not ("orbax" in record.pathname and record.exc_info)
+    orbax logs one. asyncio logs one for each array after the first that failed, and TensorStore
+    reports one for each write that ends after orbax has closed its event loop.
+    """
 
-    logger = logging.getLogger("absl")
-    if not any(
-        getattr(f, "__name__", "") == is_not_orbax_traceback.__name__ for f in logger.filters
-    ):
-        logger.addFilter(is_not_orbax_traceback)
+    def is_not_of_failed_save(record: logging.LogRecord) -> bool:
+        return not (
+            record.exc_info
+            and ("orbax" in record.pathname or "never retrieved" in record.getMessage())
+        )
+
+    for name in ("absl", "asyncio"):
+        logger = logging.getLogger(name)
+        if not any(
+            getattr(f, "__name__", "") == is_not_of_failed_save.__name__ for f in logger.filters
+        ):
+            logger.addFilter(is_not_of_failed_save)
+
+    earlier_hook = sys.unraisablehook
+
+    def report_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            earlier_hook(unraisable)
+
+    if getattr(earlier_hook, "__name__", "") != report_others.__name__:
+        sys.unraisablehook = report_others

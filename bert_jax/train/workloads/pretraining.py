@@ -74,9 +74,20 @@ class PretrainingWorkload(Workload):
             _log_mixture(self._mixture)
             write_or_check_mixture(self._mixture, folder / run_folder.MIXTURE)
         corpus = self._corpora[0]  # all of a mixture have the same tokenizer
-        tokenization = corpus.tokenization
         remedy = "prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`"
-        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
+        check_initial_tokenizer(self._experiment, folder, corpus.tokenization, remedy)
+        self.check_corpora()
+        copy_items([each.folder for each in self._corpora], folder)
+        if not (folder / TOKENIZER_FOLDER).exists():
+            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
+                # A copy, because prediction and export need the tokenizer even if the corpus is
+                # gone.
+                shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
+
+    def check_corpora(self) -> None:
+        """Raises a UserError if the model or the held-out corpus does not fit the corpora."""
+        corpus = self._corpora[0]
+        tokenization = corpus.tokenization
         check_embedding_rows(
             tokenization.vocab_size,
             self._model.vocab_size,
@@ -88,12 +99,6 @@ class PretrainingWorkload(Workload):
         if isinstance(evaluation, HeldOutEval):
             for each in self._corpora:
                 check_held_out_corpus(each, evaluation.corpus)
-        copy_items([each.folder for each in self._corpora], folder)
-        if not (folder / TOKENIZER_FOLDER).exists():
-            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
-                # A copy, because prediction and export need the tokenizer even if the corpus is
-                # gone.
-                shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
 
     def data_fingerprint(self) -> str | None:
         """Returns the fingerprint of the corpus; mixture.json has the fingerprints of a mixture."""
