@@ -165,6 +165,10 @@ EXTRAS = {
         "model2vec>=0.10,<0.11",
         # A client of the server's /v1 routes.
         "openai>=3.50,<4",
+        # Tables in memory that `bert_jax.finetune` reads; datasets brings pandas. Any version has
+        # the one method that is called.
+        "datasets>=5,<6",
+        "polars>=2,<3",
     ],
     # The documentation site: make docs.
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],

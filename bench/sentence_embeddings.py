@@ -200,7 +200,7 @@ def evaluate(model: Path | str, dev: Path) -> float:
     with open(dev, newline="") as file:
         rows = list(csv.reader(file))[1:]
     embedder = Embedder(load_model(str(model)))
-    first, second = (embedder.vectors([row[i] for row in rows]) for i in (0, 1))
+    first, second = (embedder([row[i] for row in rows]) for i in (0, 1))
     scores = np.array([float(row[2]) for row in rows])
     return similarity_metrics(scores, pairwise_similarity(first, second))["spearman"]
 

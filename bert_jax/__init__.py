@@ -2,9 +2,9 @@
 
     import bert_jax
 
-    model = bert_jax.load_model("runs/reviews")
-    predict = bert_jax.Predictor(model)
-    predict("A fine film.")
+    reviews = bert_jax.finetune("bert", train="train.csv", text="review", label="sentiment")
+    reviews.predict("A fine film.")
+    encoder = bert_jax.load_model("bert").encoder()
 
 The names in `__all__` are the public Python API, described in `docs/api.md`. They are imported when
 first used, so `import bert_jax` imports neither jax nor TensorFlow.
@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from bert_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from bert_jax.api.training import finetune as finetune
+    from bert_jax.api.training import pretrain as pretrain
+    from bert_jax.api.training import train_embeddings as train_embeddings
     from bert_jax.config.experiment import Experiment as Experiment
     from bert_jax.predict.embedder import Embedder as Embedder
     from bert_jax.predict.fill_mask import FillMask as FillMask
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from bert_jax.predict.predictor import Predictor as Predictor
     from bert_jax.pretrained.load import load_model as load_model
     from bert_jax.pretrained.seq2seq import load_seq2seq as load_seq2seq
-    from bert_jax.train import train as train
 
 __all__ = [
     "Embedder",
@@ -31,9 +33,11 @@ __all__ = [
     "Generator",
     "Predictor",
     "__version__",
+    "finetune",
     "load_model",
     "load_seq2seq",
-    "train",
+    "pretrain",
+    "train_embeddings",
 ]
 
 
@@ -54,8 +58,12 @@ def __getattr__(name: str) -> Any:
             from bert_jax.pretrained.load import load_model as value
         case "load_seq2seq":
             from bert_jax.pretrained.seq2seq import load_seq2seq as value
-        case "train":  # the package, which can be called like a function
-            import bert_jax.train as value
+        case "finetune":
+            from bert_jax.api.training import finetune as value
+        case "pretrain":
+            from bert_jax.api.training import pretrain as value
+        case "train_embeddings":
+            from bert_jax.api.training import train_embeddings as value
         case _:
             raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
     return value

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments import (
     MODEL_WITHOUT_HEAD,
@@ -13,6 +14,9 @@ from bert_jax.cli.arguments import (
 )
 from bert_jax.config.flags import first_given, flag
 from bert_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 HELP = "compute embeddings of texts"
 
@@ -78,9 +82,8 @@ def run(args: Arguments) -> None:
         dimensions=args.dimensions,
     )
     for text_batch in text_groups(args):
-        embeddings = embed(text_batch, prompt_name=args.prompt_name, prompt=args.prompt)
-        for text, (vector, truncated) in zip(text_batch, embeddings, strict=True):
-            _print_record(text, truncated, vector.tolist())
+        embedded = embed.embed(text_batch, prompt_name=args.prompt_name, prompt=args.prompt)
+        _print_records(text_batch, *embedded)
 
 
 def _embed_statically(args: Arguments) -> None:
@@ -94,11 +97,10 @@ def _embed_statically(args: Arguments) -> None:
         )
     embed = StaticEmbedder(args.model)
     for text_batch in text_groups(args):
-        vectors, truncated = embed.embed(text_batch)
-        for text, vector, is_truncated in zip(text_batch, vectors, truncated, strict=True):
-            _print_record(text, is_truncated, vector.tolist())
+        _print_records(text_batch, *embed.embed(text_batch))
 
 
-def _print_record(text: str, truncated: bool, vector: list[float]) -> None:
-    record = {"text": text, "truncated": truncated, "embedding": vector}
-    print(json.dumps(record, ensure_ascii=False), flush=True)
+def _print_records(texts: list[str], vectors: "np.ndarray", truncated: list[bool]) -> None:
+    for text, vector, is_truncated in zip(texts, vectors, truncated, strict=True):
+        record = {"text": text, "truncated": is_truncated, "embedding": vector.tolist()}
+        print(json.dumps(record, ensure_ascii=False), flush=True)

@@ -178,7 +178,7 @@ def _verify_vectors(sentence: SentenceModel, folder: Path) -> float:
         raise UserError(
             f"the export was not written: it describes {reloaded.config}, not {expected}"
         )
-    vectors = [Embedder(each).vectors(_SAMPLE_TEXTS) for each in (sentence, reloaded)]
+    vectors = [Embedder(each)(_SAMPLE_TEXTS) for each in (sentence, reloaded)]
     difference = float(np.abs(vectors[0] - vectors[1]).max())
     # `not <=` and not `>`: a difference of NaN is an error, too.
     if not difference <= TOLERANCE:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,15 +118,8 @@ def tokenize_with_prompt(
 logger = logging.getLogger(__name__)
 
 
-class Embedding(NamedTuple):
-    """Holds a text's vector, float32 [E], and whether the text was truncated."""
-
-    vector: np.ndarray
-    truncated: bool
-
-
 class Embedder:
-    """Embeds texts: `Embedder(load_model("exported"))("A text.").vector`.
+    """Embeds texts: `Embedder(load_model("exported"))("A text.")` is a vector, float32 [E].
 
     Pooling, dense layers, normalization and prompts are those of the model's folder, if it is one
     of sentence-transformers, or of the run that trained a sentence encoder. For other models a
@@ -136,6 +129,7 @@ class Embedder:
       config: what follows the encoder, with the choices that the arguments made.
       embedding_size: E, the number of components of a vector.
       max_length: to how many tokens texts are truncated, special tokens included.
+      num_truncated: number of texts so far that were truncated.
     """
 
     def __init__(
@@ -183,7 +177,7 @@ class Embedder:
             )
         self.config = dataclasses.replace(config, truncate_dim=dimensions or config.truncate_dim)
         self.embedding_size = self.config.truncate_dim or full_size
-        self.max_length = self._model.max_length
+        self.max_length, self.num_truncated = self._model.max_length, 0
         self._params: Params = jax.device_put(self._model.params)
         self._compiled = jax.jit(
             functools.partial(
@@ -195,31 +189,17 @@ class Embedder:
             )
         )
 
-    @overload
-    def __call__(
-        self, texts: str, *, prompt_name: str | None = ..., prompt: str | None = ...
-    ) -> Embedding: ...
-
-    @overload
-    def __call__(
-        self,
-        texts: list[str] | tuple[str, ...],
-        *,
-        prompt_name: str | None = ...,
-        prompt: str | None = ...,
-    ) -> list[Embedding]: ...
-
     def __call__(
         self,
         texts: str | Sequence[str],
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
-    ) -> Embedding | list[Embedding]:
-        """Returns the embedding of one text, or a list with the embedding of each text of a list.
+    ) -> np.ndarray:
+        """Returns the vector of a text, float32 [E], or of each text of a list, float32 [N, E].
 
-        Texts longer than `max_length` are truncated. An empty text has the embedding of [CLS]
-        and [SEP] alone, as in sentence-transformers.
+        Texts longer than `max_length` are truncated, and counted in `num_truncated`. An empty text
+        has the vector of [CLS] and [SEP] alone, as in sentence-transformers.
 
         Args:
           prompt_name: the name of one of the model's prompts, which is put before each text; None
@@ -230,17 +210,29 @@ class Embedder:
           UserError: the model has no such prompt, or both are given.
         """
         if isinstance(texts, str):
-            return self._embed_texts([texts], prompt_name, prompt)[0]
-        return self._embed_texts(texts, prompt_name, prompt)
+            return self.embed([texts], prompt_name=prompt_name, prompt=prompt)[0][0]
+        return self.embed(texts, prompt_name=prompt_name, prompt=prompt)[0]
 
-    def vectors(
+    def embed(
         self, texts: Sequence[str], *, prompt_name: str | None = None, prompt: str | None = None
-    ) -> np.ndarray:
-        """Returns the vectors of texts as a matrix, float32 [N, E]; arguments as in `__call__`."""
+    ) -> tuple[np.ndarray, list[bool]]:
+        """Returns the vectors of texts, float32 [N, E], and whether each text was truncated.
+
+        The arguments are as in `__call__`.
+        """
+        tokenized = self.tokenize(texts, prompt_name=prompt_name, prompt=prompt)
+        outputs = compute_in_order(
+            padded_batches(
+                tokenized.sequences, pad_id=self._tokenizer.pad_id, max_length=self.max_length
+            ),
+            lambda batch: {"vectors": self.embed_batch(batch, tokenized.prompt_length)},
+            len(texts),
+        )
         vectors = np.zeros((len(texts), self.embedding_size), np.float32)
-        for index, embedding in enumerate(self._embed_texts(texts, prompt_name, prompt)):
-            vectors[index] = embedding.vector
-        return vectors
+        for index, vector in enumerate(outputs.get("vectors", [])):
+            vectors[index] = vector
+        self.num_truncated += sum(tokenized.truncated)
+        return vectors, tokenized.truncated
 
     def tokenize(
         self, texts: Sequence[str], *, prompt_name: str | None = None, prompt: str | None = None
@@ -269,20 +261,6 @@ class Embedder:
         size = len(batch["input_ids"])
         lengths = None if prompt_length is None else np.full(size, prompt_length, np.int32)
         return self._compiled(self._params, dict(batch), lengths)
-
-    def _embed_texts(
-        self, texts: Sequence[str], prompt_name: str | None, prompt: str | None
-    ) -> list[Embedding]:
-        tokenized = self.tokenize(texts, prompt_name=prompt_name, prompt=prompt)
-        outputs = compute_in_order(
-            padded_batches(
-                tokenized.sequences, pad_id=self._tokenizer.pad_id, max_length=self.max_length
-            ),
-            lambda batch: {"vectors": self.embed_batch(batch, tokenized.prompt_length)},
-            len(texts),
-        )
-        vectors = outputs.get("vectors", [])
-        return [Embedding(*pair) for pair in zip(vectors, tokenized.truncated, strict=True)]
 
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         try:

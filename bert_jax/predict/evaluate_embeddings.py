@@ -45,9 +45,9 @@ def evaluate_embeddings(embed: Embedder, task: Task, split: str = "dev") -> Embe
     if not has_pairs and task.labels:
         train = _labeled_texts(task, "train")
         metrics = vector_classification_metrics(
-            embed.vectors([example.text for example in train]),
+            embed([example.text for example in train]),
             [str(example.label) for example in train],
-            embed.vectors([example.text for example in examples]),
+            embed([example.text for example in examples]),
             [str(example.label) for example in examples],
         )
         return EmbeddingScores("classification", len(examples), metrics)
@@ -88,6 +88,6 @@ def _similarities(embed: Embedder, pairs: Sequence[TextExample]) -> np.ndarray:
     rows: dict[str, int] = {}
     for text in (text for pair in texts for text in pair):
         rows.setdefault(text, len(rows))
-    vectors: np.ndarray[Any, Any] = embed.vectors(list(rows))
+    vectors: np.ndarray[Any, Any] = embed(list(rows))
     first, second = (vectors[[rows[pair[side]] for pair in texts]] for side in (0, 1))
     return pairwise_similarity(first, second, embed.config.similarity)

@@ -199,11 +199,11 @@ class SetFitClassifier:
         """Computes the logits of texts, float32 [n, C]; `on_progress` as in `__call__`."""
         vectors = np.zeros((len(texts), self._embedder.embedding_size), np.float32)
         for start in range(0, len(texts), _GROUP_SIZE):
-            embeddings = self._embedder(list(texts[start : start + _GROUP_SIZE]))
-            vectors[start : start + len(embeddings)] = [each.vector for each in embeddings]
-            self.num_truncated += sum(each.truncated for each in embeddings)
+            group, truncated = self._embedder.embed(texts[start : start + _GROUP_SIZE])
+            vectors[start : start + len(group)] = group
+            self.num_truncated += sum(truncated)
             if on_progress is not None:
-                on_progress(len(embeddings))
+                on_progress(len(group))
         return self.head.logits(vectors)
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:

@@ -90,7 +90,7 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
         return exit_code
     train = text_examples(task, "train")
     logger.info("step 2 of 2: logistic regression on the vectors of %d texts", len(train))
-    vectors = Embedder(load_model(folder)).vectors([joined_text(each) for each in train])
+    vectors = Embedder(load_model(folder))([joined_text(each) for each in train])
     labels = [str(example.label) for example in train]
     weight, bias = fit_logistic_regression(vectors, labels, task.labels)
     head = SetFitHead(

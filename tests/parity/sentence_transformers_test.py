@@ -55,7 +55,7 @@ def test_vectors_are_those_of_sentence_transformers(written):
     for prompt in ({}, {"prompt_name": "query"}, {"prompt": "sea "}, {"prompt": ""}):
         expected = reference.encode(TEXTS, **prompt)
         np.testing.assert_allclose(
-            embed.vectors(TEXTS, **prompt), expected, atol=TOLERANCE, err_msg=str(prompt)
+            embed(TEXTS, **prompt), expected, atol=TOLERANCE, err_msg=str(prompt)
         )
 
 
@@ -85,10 +85,10 @@ def test_any_encoder_is_exported_with_a_chosen_pooling(tmp_path):
     sentence = with_choices(sentence_model_of(model), "max", True)
     export_sentence_encoder(sentence, tmp_path / "exported")
     opened = sentence_transformers.SentenceTransformer(str(tmp_path / "exported"), device="cpu")
-    vectors = Embedder(load_model(tmp_path / "exported")).vectors(TEXTS)
+    vectors = Embedder(load_model(tmp_path / "exported"))(TEXTS)
     np.testing.assert_allclose(opened.encode(TEXTS), vectors, atol=TOLERANCE)
     np.testing.assert_allclose(
-        vectors, Embedder(model, pooling="max", normalize=True).vectors(TEXTS), atol=1e-6
+        vectors, Embedder(model, pooling="max", normalize=True)(TEXTS), atol=1e-6
     )
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "library_name: sentence-transformers" in card and "Pooling:\nmax, Normalize." in card

@@ -55,12 +55,11 @@ def states(model: LoadedModel, text: str) -> list[np.ndarray]:
 )
 def test_pooled_states_of_the_chosen_layers(model, alone, pooling, layers):
     pool = {"cls": lambda s: s[0], "mean": lambda s: s.mean(0), "max": lambda s: s.max(0)}[pooling]
-    embeddings = Embedder(model, pooling=pooling, layers=layers)(TEXTS)
-    for text, (vector, truncated) in zip(TEXTS, embeddings, strict=True):
+    vectors = Embedder(model, pooling=pooling, layers=layers)(TEXTS)
+    assert vectors.shape == (len(TEXTS), 16 * len(layers)) and vectors.dtype == np.float32
+    for text, vector in zip(TEXTS, vectors, strict=True):
         expected = np.concatenate([pool(alone[text][layer]) for layer in layers])
-        assert vector.shape == (16 * len(layers),) and vector.dtype == np.float32
         np.testing.assert_allclose(vector, expected, atol=2e-6)
-        assert not truncated
 
 
 def test_dimensions_of_several_layers(model, alone):
@@ -68,25 +67,25 @@ def test_dimensions_of_several_layers(model, alone):
     sentence = SentenceModel(model=model, config=config, is_trained=True)
     expected = np.concatenate([alone[TEXTS[1]][layer].mean(0) for layer in (1, 2)])
     for dimensions, size in ((20, 20), (None, 32)):
-        vector = Embedder(sentence, layers=(1, 2), dimensions=dimensions)(TEXTS[1]).vector
+        vector = Embedder(sentence, layers=(1, 2), dimensions=dimensions)(TEXTS[1])
         np.testing.assert_allclose(vector, expected[:size], atol=2e-6)
 
 
 def test_long_text_is_truncated_and_reported(model):
     embed = Embedder(model)
-    long, cut = embed(["the " * 40, "the " * 18])
-    assert long.truncated and not cut.truncated
-    np.testing.assert_allclose(long.vector, cut.vector, atol=1e-6)
+    (long, cut), truncated = embed.embed(["the " * 40, "the " * 18])
+    assert truncated == [True, False] and embed.num_truncated == 1
+    np.testing.assert_allclose(long, cut, atol=1e-6)
 
 
 def test_one_text_gives_one_embedding_and_empty_texts_keep_their_place(model):
     embed = Embedder(model)
     first, empty, second = embed([TEXTS[0], "", TEXTS[1]])
     single = embed(TEXTS[0])
-    assert single.vector.shape == (16,) and not single.truncated
-    np.testing.assert_allclose(single.vector, first.vector, atol=1e-6)
-    np.testing.assert_allclose(second.vector, embed(TEXTS[1]).vector, atol=1e-6)
-    np.testing.assert_allclose(empty.vector, states(model, "")[-1].mean(axis=0), atol=1e-6)
+    assert single.shape == (16,) and embed.num_truncated == 0
+    np.testing.assert_allclose(single, first, atol=1e-6)
+    np.testing.assert_allclose(second, embed(TEXTS[1]), atol=1e-6)
+    np.testing.assert_allclose(empty, states(model, "")[-1].mean(axis=0), atol=1e-6)
 
 
 def test_no_batch_composition_changes_a_vector(model):
@@ -98,11 +97,11 @@ def test_no_batch_composition_changes_a_vector(model):
         "a net by the sea and " * 9,
         "the sea sings.",
     ] * 9
-    together = embed.vectors(texts)
+    together = embed(texts)
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
     for index in range(5):
-        np.testing.assert_allclose(together[index], embed(texts[index]).vector, atol=1e-6)
-    assert embed.vectors([]).shape == (0, 16)
+        np.testing.assert_allclose(together[index], embed(texts[index]), atol=1e-6)
+    assert embed([]).shape == (0, 16)
 
 
 def test_prompts_are_put_before_texts_or_left_out_of_the_pooling(model, alone):
@@ -111,15 +110,15 @@ def test_prompts_are_put_before_texts_or_left_out_of_the_pooling(model, alone):
     sentence = SentenceModel(model=model, config=pooled, is_trained=True)
     embed = Embedder(sentence)
     text = "mends a net by the sea"  # with the prompt: the first of TEXTS
-    with_prompt = embed(text, prompt_name="query").vector
+    with_prompt = embed(text, prompt_name="query")
     np.testing.assert_allclose(with_prompt, alone[TEXTS[0]][-1].mean(0), atol=2e-6)
-    np.testing.assert_array_equal(embed(text, prompt=prompt + " ").vector, with_prompt)
+    np.testing.assert_array_equal(embed(text, prompt=prompt + " "), with_prompt)
     not_pooled = dataclasses.replace(
         pooled, include_prompt=False, default_prompt_name="query", truncate_dim=5
     )
     excluding = Embedder(dataclasses.replace(sentence, config=not_pooled))
     expected = alone[TEXTS[0]][-1][1 + len(prompt.split()) :].mean(0)
-    np.testing.assert_allclose(excluding(text).vector, expected[:5], atol=2e-6)
+    np.testing.assert_allclose(excluding(text), expected[:5], atol=2e-6)
     assert excluding.embedding_size == 5
     with pytest.raises(
         UserError, match=r"did you mean 'query'\? the prompts of the model are: query"
@@ -141,11 +140,11 @@ def test_flags_choose_another_pooling_normalization_and_size(model):
     long, short = TEXTS[0], "the old"  # what 4 tokens with [CLS] and [SEP] leave of the long one
     raw, normalized = Embedder(sentence, normalize=False, pooling="cls"), Embedder(sentence)
     expected = states(model, short)[-1][0] @ kernel
-    np.testing.assert_allclose(raw(long).vector, expected, atol=1e-5)
-    assert raw(long).truncated and normalized.max_length == 4
-    vector = normalized(long).vector
+    np.testing.assert_allclose(raw(long), expected, atol=1e-5)
+    assert raw.num_truncated == 1 and normalized.max_length == 4
+    vector = normalized(long)
     np.testing.assert_allclose(np.linalg.norm(vector), 1.0, atol=1e-6)
-    np.testing.assert_allclose(Embedder(sentence, dimensions=3)(long).vector, vector[:3], atol=1e-6)
+    np.testing.assert_allclose(Embedder(sentence, dimensions=3)(long), vector[:3], atol=1e-6)
     with pytest.raises(UserError, match="dimensions is 7, but its vectors have 6 components"):
         Embedder(sentence, dimensions=7)
 
@@ -155,7 +154,7 @@ def test_embedder_needs_no_heads(model):
     bare = dataclasses.replace(
         model, params=encoder, missing=("pooler", "masked_lm", "next_sentence")
     )
-    np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0].vector, Embedder(model)(TEXTS)[0].vector)
+    np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0], Embedder(model)(TEXTS)[0])
 
 
 def test_unknown_layers_and_poolings_are_rejected(model):

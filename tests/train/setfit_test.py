@@ -66,7 +66,7 @@ def test_setfit_trains_encoder_and_head(config: SetFitConfig, folder: Path):
     # Tuning has brought texts of a class together and the classes apart.
     task = load_task(config.pairs.task)
     assert classifier.evaluate(task, "dev")["accuracy"] == 1
-    vectors = classifier._embedder.vectors([text for texts in TEXTS.values() for text in texts])
+    vectors = classifier._embedder([text for texts in TEXTS.values() for text in texts])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
     assert min(cosines[0, 1], cosines[2, 3]) > 0.9 and cosines[:2, 2:].max() < 0.5

@@ -101,13 +101,9 @@ class EmbedderEncoder:
 
     def _encode(self, texts: Sequence[str], prompt_name: str | None) -> tuple[np.ndarray, int]:
         """Returns the vectors of texts, and how many texts were truncated."""
-        embeddings = self._embed(list(texts), prompt_name=prompt_name)
-        vectors = np.zeros((len(texts), self._embed.embedding_size), np.float32)
-        for index, embedding in enumerate(embeddings):
-            vectors[index] = embedding.vector
+        vectors, truncated = self._embed.embed(texts, prompt_name=prompt_name)
         check_finite_vectors(vectors, self.id.model)
-        num_truncated = sum(embedding.truncated for embedding in embeddings)
-        return normalize_vectors(vectors) if self._is_normalized else vectors, num_truncated
+        return normalize_vectors(vectors) if self._is_normalized else vectors, sum(truncated)
 
 
 def check_finite_vectors(vectors_ND: np.ndarray, model: str) -> None:

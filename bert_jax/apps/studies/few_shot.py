@@ -116,11 +116,11 @@ def embed_examples(embedder: Embedder, examples: Sequence[TextExample]) -> np.nd
       embedder: gives the vectors of the texts.
       examples: texts, whose features are their vectors, or pairs, for which see `pair_features`.
     """
-    first = np.stack([each.vector for each in embedder([e.text for e in examples])])
+    first = embedder([e.text for e in examples])
     pairs = [e.text_pair for e in examples if e.text_pair is not None]
     if not pairs:
         return first
-    return pair_features(first, np.stack([each.vector for each in embedder(pairs)]))
+    return pair_features(first, embedder(pairs))
 
 
 def predict_tfidf(sample: Task) -> list[str]:
@@ -264,7 +264,7 @@ class FewShotStudy:
         texts = [text for text in examples if text not in saved]
         if not texts:
             return
-        vectors = Embedder(load_model(self._config.model)).vectors(texts)
+        vectors = Embedder(load_model(self._config.model))(texts)
         folder.mkdir(parents=True, exist_ok=True)
         write_prompt(folder / "prompt.json", similar_demonstrations(self._prompt, str(file)))
         add_text_vectors(file, texts, vectors)

@@ -316,8 +316,7 @@ def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) ->
     # A text of several examples is embedded once; mining repeats a query for each of its
     # negatives.
     texts = list(dict.fromkeys(text for group in groups.texts for text in group))
-    embeddings = Embedder(load_model(path))(texts)
-    by_text = {text: embedding.vector for text, embedding in zip(texts, embeddings, strict=True)}
+    by_text = dict(zip(texts, Embedder(load_model(path))(texts), strict=True))
     vectors = np.stack([[by_text[text] for text in group] for group in groups.texts])
     if isinstance(single_loss(config.loss), MarginMSELoss):
         queries, positives, negatives = vectors[:, 0], vectors[:, 1], vectors[:, 2]

@@ -169,7 +169,7 @@ def test_files_that_are_missing_or_of_an_earlier_version_are_refused(models, bun
         OnnxBackend(model, "fp32")
     with pytest.raises(ConfigError, match="is a bundle, which has no ONNX files; leave out --onnx"):
         load_models([str(bundle)], [], CONFIG, "int8")
-    with pytest.raises(ConfigError, match="--max-length is 4096; the models take .* at most"):
+    with pytest.raises(ConfigError, match=r"--max-length is 4096; the models take .* at most"):
         load_models([str(bundle)], [], ServerConfig(max_length=4096))
     with pytest.raises(ConfigError, match="exported files, which have no adapters"):
         load_models([f"a={bundle}"], ["x=folder"], CONFIG)
