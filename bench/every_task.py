@@ -108,7 +108,7 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     features = make_features(task, "dev", tokenizer, length, data.window_overlap)
     kind, examples = kind_of(task), task.splits["dev"]
     outputs = torch_outputs(kind, exported, features, data.batch_lengths(length), tokenizer.pad_id)
-    predictions = kind.decode(examples, features, outputs, task.labels)
+    predictions = kind.decode(examples, features, outputs, kind.make_head(task.labels))
     torch_predictions = kind.predictions_to_json(examples, predictions, task.labels)
     lines = (run / "predictions" / "dev.jsonl").read_text().splitlines()
     jax_predictions = [json.loads(line) for line in lines]

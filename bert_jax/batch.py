@@ -62,6 +62,7 @@ FIELDS: dict[str, Field] = {
     # Each kind of label has a field of its own: one field cannot have three shapes and dtypes, and
     # a batch of several tasks has them all.
     "labels": Field("B", "int32", "index of the class, or of the correct choice"),
+    "label_indicators": Field("BC", "int32", "1 = the text has the label, 0 = it has not"),
     "label_logits": Field("BC", "float32", "soft labels: logits of the classes"),
     "label_values": Field("B", "float32", "target of a regression or of a ranking"),
     "token_labels": Field("BL", "int32", "index of the token's label; 0 where its weight is 0"),

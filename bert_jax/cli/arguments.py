@@ -72,7 +72,16 @@ _TASK_FLAGS: dict[str, tuple[str, ...]] = {
     "squad": (*_FILES, "squad_version", "strict"),
     "conll": (*_FILES, "word_column", "tag_column", "strict", "encoding"),
     "swag": (*_FILES, "encoding"),
-    "columns": (*_FILES, "text", "text_pair", "label", "id", "kind", "encoding"),
+    "columns": (
+        *_FILES,
+        "text",
+        "text_pair",
+        "label",
+        "id",
+        "kind",
+        "label_separator",
+        "encoding",
+    ),
 }
 _FLAG_TO_FIELD = {"glue_dir": "folder", "snli_dir": "folder", "squad_version": "version"}
 _TEXT_GROUP_SIZE = 256
@@ -108,8 +117,14 @@ class TaskArguments:
     id: str | None = _data("COLUMN", "column of the ids (default: row numbers)")
     kind: ColumnsKind | None = _data(
         "",
-        "type of the labels; ranking trains a cross-encoder on pairs with labels from 0 to 1 "
-        "(default: classification or regression, inferred from the labels)",
+        "type of the labels; with multi-label, a text has any number of them; ranking trains a "
+        "cross-encoder on pairs with labels from 0 to 1 (default: classification or regression, "
+        "inferred from the labels)",
+    )
+    label_separator: str | None = _data(
+        "TEXT",
+        "with --kind multi-label: what separates labels in a cell of CSV or TSV (default: a "
+        "comma); JSON lines and Parquet may have lists instead",
     )
     encoding: str | None = _data(
         "NAME", "encoding of the files of conll, swag and columns (default: utf-8)"

@@ -91,14 +91,18 @@ class Swag:
         _check_files(self)
 
 
-ColumnsKind = Literal["classification", "regression", "ranking"]
+MULTI_LABEL = "multi-label"
+ColumnsKind = Literal["classification", "multi-label", "regression", "ranking"]
 COLUMNS_METRICS: dict[ColumnsKind, tuple[str, ...]] = {
     "classification": ("accuracy", "f1_macro"),
+    # Needs no threshold: those of the labels are chosen after training, and before, with 0.5, no
+    # rare label may be predicted in many epochs, so that F1 could not tell checkpoints apart.
+    "multi-label": ("mean_average_precision", "f1_micro", "f1_macro", "subset_accuracy"),
     "regression": ("pearson", "spearman"),
     "ranking": ("average_precision", "accuracy"),
 }
-"""Kinds of tasks in tables -> their metrics, the main one first. "ranking" trains a cross-encoder
-on labels from 0 to 1."""
+"""Kinds of tasks in tables -> their metrics, the main one first, which chooses the best checkpoint.
+"ranking" trains a cross-encoder on labels from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,9 @@ class Columns:
     label: str | None = None  # None: no labels, all examples are to be predicted
     id: str | None = None  # None: the row number is the id
     kind: ColumnsKind | None = None  # None: classification or regression, as the labels show
+    # Between the labels in a cell, for "multi-label"; JSON and Parquet files may have lists. None:
+    # a comma.
+    label_separator: str | None = None
     encoding: str = "utf-8"  # of all formats but Parquet
 
     def __post_init__(self) -> None:
@@ -127,6 +134,17 @@ class Columns:
             raise ConfigError("Columns: a column name is empty; expected a name, or None")
         if len(set(named)) < len(named):
             raise ConfigError(f"Columns: one column is named twice among {', '.join(named)}")
+        if self.label_separator is not None and self.kind != MULTI_LABEL:
+            raise ConfigError(
+                f"Columns.label_separator is {self.label_separator!r} (--label-separator), and "
+                f"Columns.kind {self.kind!r}; expected {MULTI_LABEL!r} (--kind {MULTI_LABEL}), or "
+                "no separator"
+            )
+        if self.label_separator is not None and not self.label_separator.strip("\n\r"):
+            raise ConfigError(
+                f"Columns.label_separator is {self.label_separator!r} (--label-separator); "
+                "expected characters between labels, such as ';'"
+            )
         if self.label is None and self.train is not None:
             raise ConfigError(
                 "Columns.label is None, but Columns.train needs labels; expected a column"

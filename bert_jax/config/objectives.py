@@ -208,9 +208,10 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class FineTuning(ObjectiveBase):
     """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
 
-    The loss is the cross-entropy of the labels (binary for a `RankingHead`), and the squared error
-    for a `RegressionHead`. With `distillation`, the outputs of a teacher with the same head are
-    learned, too, or the soft labels of the training examples instead of their labels.
+    The loss is the cross-entropy of the labels (binary for a `RankingHead` or a `MultiLabelHead`),
+    and the squared error for a `RegressionHead`. With `distillation`, the outputs of a teacher with
+    the same head are learned, too, or the soft labels of the training examples instead of their
+    labels.
     """
 
     takes_methods = True
@@ -220,7 +221,9 @@ class FineTuning(ObjectiveBase):
     # Dropout on the input of the head; not used by `QuestionAnsweringHead`, as in BERT's release.
     classifier_dropout: float = 0.1
     label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
-    class_weights: tuple[float, ...] = ()  # one for each label of the head; () for equal weights
+    # One for each label of the head; () for equal weights. Those of a `MultiLabelHead` weight texts
+    # that have the label (`pos_weight` in PyTorch).
+    class_weights: tuple[float, ...] = ()
     distillation: TaskDistillation | SoftLabels | None = None
     compute: ComputeConfig = ComputeConfig()
 

@@ -73,8 +73,7 @@ def cast_example(example: Example, task_name: str) -> TextToTextExample:
       UserError: the example is of a kind without a form as text.
     """
     match example:
-        case TextExample():
-            label = example.label
+        case TextExample(label=str() | float() | int() | None as label):
             if isinstance(label, float | int):
                 # T5 rounds only STS-B; other scores may be smaller than 0.2.
                 label = score_text(label) if task_name == "stsb" else f"{label:g}"
@@ -88,8 +87,9 @@ def cast_example(example: Example, task_name: str) -> TextToTextExample:
             targets = tuple(dict.fromkeys(answers)) or (("",) if example.is_impossible else ())
         case _:
             raise UserError(
-                f"the task {task_name!r} has examples of the kind {type(example).__name__}, which "
-                "cannot be cast as text; expected classification, regression or questions"
+                f"the task {task_name!r} has examples of the kind {type(example).__name__}"
+                f"{' with lists of labels' * isinstance(example, TextExample)}, which cannot be "
+                "cast as text; expected classification, regression or questions"
             )
     return TextToTextExample(id=example.id, source=source, targets=targets)
 

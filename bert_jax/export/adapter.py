@@ -24,7 +24,7 @@ from bert_jax.models.adapters.network import implementation
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
-from bert_jax.pretrained.base_model import BASE, base_of, restore_run, tuning_of
+from bert_jax.pretrained.base_model import BASE, base_of, fitted_head, restore_run, tuning_of
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.runs import run_folder
 from bert_jax.version import __version__
@@ -90,7 +90,7 @@ def read_trained_parameters(run: Path) -> PeftAdapter:
             f"{run} is not a run folder; --adapter exports what a run of `bert-jax finetune "
             "--method` trained"
         )
-    params, info, _ = restore_run(folder, int(run.name) if is_step else None)
+    params, info, step = restore_run(folder, int(run.name) if is_step else None)
     config = info.get("config", {})
     objective = config["objective"]["type"]
     if BASE not in info:
@@ -110,7 +110,8 @@ def read_trained_parameters(run: Path) -> PeftAdapter:
         method=tuning.adapter,
         adapter=_to_numpy(params.get(ADAPTER, {})),
         params=_to_numpy(others),
-        head=from_json(TaskHead, config["objective"]["head"], "objective.head"),
+        head=fitted_head(folder, step)
+        or from_json(TaskHead, config["objective"]["head"], "objective.head"),
         base=base.path,
         fingerprint=base.fingerprint,
     )

@@ -88,6 +88,7 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
         "input_dims": network.input_dims,
         "outputs": network.output_dims,
         "labels": getattr(network.output, "labels", None),
+        "thresholds": getattr(network.output, "thresholds", None),
         "pooling": None if sentence is None else sentence.pooling,
         "prompts": {} if sentence is None else {each.name: each.text for each in sentence.prompts},
         "default_prompt": "" if sentence is None else choose_prompt(sentence, None, None),

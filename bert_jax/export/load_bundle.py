@@ -10,7 +10,8 @@ only bundles from sources that you trust.
 
 Files of a bundle:
 
-    bundle.json           inputs, outputs, labels, lengths, versions, and the SHA-256 of each file
+    bundle.json           inputs, outputs, labels, thresholds of labels, lengths, versions, and the
+                          SHA-256 of each file
     forward-16.jaxexport  the network for 16 tokens as StableHLO; one file for each length
     model.safetensors     the weights, which are arguments of the network
     tokenizer.json        the tokenizer, in the format of the tokenizers library; the other files of

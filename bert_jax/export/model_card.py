@@ -15,7 +15,7 @@ from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.families import format_of
-from bert_jax.models.heads.config import TaskHead, class_labels
+from bert_jax.models.heads.config import TaskHead, class_labels, label_thresholds
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
 from bert_jax.report.html import format_value, humanize
@@ -175,7 +175,12 @@ def _task_section(head: TaskHead) -> str:
     if not labels:
         return text
     rows = [(str(number), f"`{label}`") for number, label in enumerate(labels)]
-    return f"{text}\n\n{table(('id', 'label'), rows)}"
+    thresholds = label_thresholds(head)
+    if not thresholds:
+        return f"{text}\n\n{table(('id', 'label'), rows)}"
+    rows = [(*row, f"{threshold:.4g}") for row, threshold in zip(rows, thresholds, strict=True)]
+    text += " A label is predicted if its probability is above its threshold."
+    return f"{text}\n\n{table(('id', 'label', 'threshold'), rows)}"
 
 
 def run_sections(run: RunCheckpoint) -> list[str]:

@@ -292,15 +292,25 @@ def task_soft_target_loss(
     """Computes the soft loss of a task head from the `HeadOutputs` of student and teacher.
 
     The loss of logits is `soft_target_loss`; start and end of an answer span count half each, as in
-    the loss of the labels. The loss of regression values is the squared difference.
+    the loss of the labels. The loss of regression values is the squared difference, and of several
+    labels the mean over the labels.
 
     Returns:
       float32: [B, L] for token classification, [B] for other heads.
     """
-    losses = [
-        jnp.square(student[name] - jax.lax.stop_gradient(teacher[name]))
-        if name == "values"
-        else soft_target_loss(student[name], teacher[name], temperature)
-        for name in student
-    ]
+    losses = [_output_loss(name, student[name], teacher[name], temperature) for name in student]
     return jnp.mean(jnp.stack(losses), axis=0)
+
+
+def _output_loss(
+    name: str, student: jax.Array, teacher: jax.Array, temperature: float
+) -> jax.Array:
+    if name == "values":
+        return jnp.square(student - jax.lax.stop_gradient(teacher))
+    if name == "binary_logits":
+        # A label is a choice between two classes, whose logits are 0 and that of the label.
+        student, teacher = (
+            jnp.stack([jnp.zeros_like(logits), logits], axis=-1) for logits in (student, teacher)
+        )
+        return jnp.mean(soft_target_loss(student, teacher, temperature), axis=-1)
+    return soft_target_loss(student, teacher, temperature)

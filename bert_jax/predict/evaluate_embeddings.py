@@ -74,7 +74,7 @@ def _labeled_texts(task: Task, split: str) -> list[TextExample]:
         )
     examples: list[TextExample] = []
     for example in task.splits[split]:
-        if not isinstance(example, TextExample):
+        if not isinstance(example, TextExample) or isinstance(example.label, tuple):
             raise UserError(f"{task.name} has no texts with one label each, so vectors do not fit")
         if example.label is None:
             raise UserError(f"{task.name}: {split} example {example.id} has no label")

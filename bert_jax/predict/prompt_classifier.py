@@ -107,7 +107,7 @@ class PromptClassifier:
             batch_size=self._batch_size,
             pad_id=self._tokenizer.pad_id,
         )
-        return self._kind.decode(unlabeled, features, outputs, self.labels)
+        return self._kind.pool_outputs(features, outputs)
 
     def calibrated_logits(self, examples: Sequence[TextExample]) -> np.ndarray:
         """Computes log probabilities, less those for inputs without content, float64 [examples, C].

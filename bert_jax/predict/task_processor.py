@@ -36,7 +36,7 @@ from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object
-from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.heads.config import TaskHead, class_labels
 from bert_jax.predict.checks import (
     check_no_answer,
     check_pairs,
@@ -200,6 +200,7 @@ class TaskProcessor:
     """Makes features of inputs, and decodes the outputs of the head, as the model was trained.
 
     Attributes:
+      head: the head of the model.
       kind: the kind of task of the model.
       labels: the class names of the model, if it has any.
       tokenizer: the tokenizer of the model.
@@ -224,10 +225,10 @@ class TaskProcessor:
           UserError: the model has no head or no tokenizer.
           ConfigError: a setting is out of range or does not fit the model.
         """
-        head, self.settings = require_head(model), trained_settings(model)
+        self.head, self.settings = require_head(model), trained_settings(model)
         self.tokenizer, self.model_path = require_tokenizer(model), model.path
-        self.kind: AnyTaskKind = kind_of_head(head)
-        self.labels: tuple[str, ...] = getattr(head, "labels", ())
+        self.kind: AnyTaskKind = kind_of_head(self.head)
+        self.labels = class_labels(self.head)
         self.max_length = self.settings.max_length if max_length is None else max_length
         self._window_overlap = (
             self.settings.window_overlap if window_overlap is None else window_overlap
@@ -240,7 +241,7 @@ class TaskProcessor:
             )
         check_no_answer(self.kind, allow_no_answer)
         self.truncation = choose_truncation(
-            head, self.settings.truncation, truncation, window_pooling
+            self.head, self.settings.truncation, truncation, window_pooling
         )
         self._allow_no_answer = (
             self.settings.allow_no_answer if allow_no_answer is None else allow_no_answer
@@ -293,7 +294,7 @@ class TaskProcessor:
     ) -> Any:
         """Returns the result of `TaskKind.decode`: a prediction for each example."""
         return self.kind.decode(
-            examples, features, outputs, self.labels, allow_no_answer=self._allow_no_answer
+            examples, features, outputs, self.head, allow_no_answer=self._allow_no_answer
         )
 
     def records(

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.config_lib import from_json
+from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
+from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json_object
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.adapters.network import can_be_merged, merge_adapter
 from bert_jax.models.heads.config import TaskHead
@@ -65,7 +67,7 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
     Raises:
       UserError: the folder is no run that trained an adapter on one task.
     """
-    params, info, _ = restore_run(Path(folder), None)
+    params, info, step = restore_run(Path(folder), None)
     config = info.get("config", {})
     tuning = tuning_of(info)
     objective = config["objective"]["type"]
@@ -77,11 +79,31 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
     return TrainedAdapter(
         method=tuning.adapter,
         params=params[ADAPTER],
-        head=from_json(TaskHead, config["objective"]["head"], "objective.head"),
+        head=fitted_head(Path(folder), step)
+        or from_json(TaskHead, config["objective"]["head"], "objective.head"),
         head_params={part: tree for part, tree in params.items() if part != ADAPTER},
         base=base_of(info),
         path=str(folder),
     )
+
+
+def save_fitted_heads(folder: Path, step: int, heads: Mapping[str, TaskHead]) -> None:
+    """Saves heads to which something was added after training, such as thresholds.
+
+    Args:
+      step: the checkpoint with whose parameters it was chosen.
+      heads: task of a multi-task run -> its head; {"": head} for a run with one task.
+    """
+    by_task = {task: to_json(head) for task, head in heads.items()}
+    write_json(folder / run_folder.FITTED_HEADS, {"step": step, "heads": by_task})
+
+
+def fitted_head(folder: Path, step: int, task: str | None = None) -> TaskHead | None:
+    """Returns the head that was saved for a step of a run; None: that in its config is complete."""
+    file = folder / run_folder.FITTED_HEADS
+    saved = read_json_object(file) if file.is_file() else {}
+    head = saved.get("heads", {}).get(task or "") if saved.get("step") == step else None
+    return None if head is None else from_json(TaskHead, head, f"{file}: heads")
 
 
 def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[str, Any], int]:

@@ -34,7 +34,12 @@ from bert_jax.objectives.make import OBJECTIVES
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
 from bert_jax.pretrained.adapter_folder import read_with_base
-from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
+from bert_jax.pretrained.base_model import (
+    complete_params,
+    fitted_head,
+    remaining_adapter,
+    restore_run,
+)
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
@@ -316,7 +321,8 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)
     run_checkpoint = RunCheckpoint(folder=folder, step=loaded_step, info=info, task=task)
     flat_params = paths.flatten(trained.params)
-    imported = ImportedModel(flat_params, config, tokenizer, trained.head)
+    head = fitted_head(folder, loaded_step, task) or trained.head
+    imported = ImportedModel(flat_params, config, tokenizer, head)
     return dataclasses.replace(
         build_model(imported, str(folder), run_checkpoint),
         tasks=trained.tasks,

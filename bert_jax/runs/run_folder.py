@@ -12,6 +12,7 @@
                  baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
                  analysis.json    fine-tuning: error analysis for the report and the model card
                  demonstrations.json  fine-tuning: texts and labels, if prompts have demonstrations
+                 fitted_heads.json  fine-tuning: heads with thresholds that were chosen on dev
                  predictions/     fine-tuning: JSON lines for each split; one folder for each
                                   task in multi-task runs
                  encoder_states/  features of a frozen encoder, see train/workloads/feature_cache.py
@@ -42,6 +43,7 @@ from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 DEMONSTRATIONS, SETFIT_HEAD = "demonstrations.json", "setfit_head.json"
+FITTED_HEADS = "fitted_heads.json"
 ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
 PREDICTIONS, REPORT = "predictions", "report.html"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.

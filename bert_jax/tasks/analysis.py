@@ -51,7 +51,10 @@ def analyze(
                                bootstrap interval over the examples
       top_errors               see `top_errors`
       classes                  classification: {"name", "precision", "recall", "f1", "support"} of
-                               each class; token classification: of each entity type
+                               each class; token classification: of each entity type; multi-label:
+                               of each label, with its "threshold"
+      thresholds               multi-label: {"metric", "with_the_thresholds", "with_0.5", "gain"} of
+                               F1, if thresholds were chosen
       confusion_matrix         classification: [reference class, predicted class, count] of each
                                cell that is not empty
       calibration              classification, multiple choice: {"error", "bins": see

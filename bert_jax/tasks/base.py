@@ -227,24 +227,37 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         examples: Sequence[ExampleT],
         features: Features,
         outputs: SequenceOutputs,
-        labels: Sequence[str],
+        head: TaskHead,
         *,
         allow_no_answer: bool = False,
     ) -> PredictionsT:
         """Decodes head outputs into one prediction for each example.
 
-        By default it is the only output of the head; for several windows of a text, the outputs are
-        pooled.
+        By default it is the only output of the head, as `pool_outputs` returns it.
 
         Args:
           features: the model inputs made from `examples`.
           outputs: for each name in the output of `FineTuningObjective.predict`, one array for each
             sequence of `features`.
+          head: the head with its labels, and with what `fit_head` has chosen.
           allow_no_answer: whether a question may be left unanswered (SQuAD 2.0).
         """
+        predictions: Any = self.pool_outputs(features, outputs)
+        return predictions
+
+    def pool_outputs(self, features: Features, outputs: SequenceOutputs) -> np.ndarray:
+        """Returns the only output of the head for each example, pooled over windows of a text."""
         (name,) = self.spec.output_names
-        pooled: Any = pool_windows(outputs, name, features)
-        return pooled
+        return pool_windows(outputs, name, features)
+
+    def fit_head(
+        self, head: TaskHead, references: ReferencesT, predictions: PredictionsT
+    ) -> TaskHead:
+        """Returns the head with what is chosen on dev after training, such as thresholds.
+
+        By default nothing is, and it is the same object.
+        """
+        return head
 
     @abstractmethod
     def compute_metrics(

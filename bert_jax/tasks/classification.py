@@ -30,6 +30,7 @@ from bert_jax.tasks.base import (
 from bert_jax.tasks.demonstrations import add_demonstrations
 from bert_jax.tasks.hugging_face import (
     CLASSIFICATION,
+    MULTI_LABEL_CLASSIFICATION,
     REGRESSION,
     label_maps,
     problem_type_of,
@@ -198,8 +199,8 @@ class SequenceClassification(LogitsKind, TextPairKind):
         problem_type = problem_type_of(data, labels)
         if problem_type != CLASSIFICATION:
             raise UserError(
-                f"{source}: problem_type is {problem_type!r}; supported are {CLASSIFICATION!r} and "
-                f"{REGRESSION!r}"
+                f"{source}: problem_type is {problem_type!r}; supported are {CLASSIFICATION!r}, "
+                f"{MULTI_LABEL_CLASSIFICATION!r} and {REGRESSION!r}"
             )
         return SequenceClassificationHead(labels=labels)
 

@@ -11,6 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads.config import LARGEST_NUM_LABELS
 
 REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
+MULTI_LABEL_CLASSIFICATION = "multi_label_classification"
 
 
 def problem_type_of(data: Mapping[str, Any], labels: tuple[str, ...]) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_expit, log_softmax, logsumexp
 
 from bert_jax.config.labeled_data import (
     HeadTailTruncation,
@@ -141,7 +141,8 @@ def pool_windows(
     an example with a single sequence is not changed.
 
     Args:
-      name: "logits", with outputs [C] for each sequence, or "values", with outputs [].
+      name: "logits" or "binary_logits", with outputs [C] for each sequence, or "values", with
+        outputs [].
 
     Returns:
       The outputs of each example, [examples, C] or [examples].
@@ -167,6 +168,12 @@ def _pool(name: str, windows: np.ndarray, features: Features) -> np.ndarray:
         return windows[0]
     if name == "values":
         return windows.mean(axis=0) if window_pooling == "mean" else windows.max(axis=0)
+    if name == "binary_logits":  # the probability of each label is pooled by itself
+        if window_pooling == "max":
+            return windows.max(axis=0)
+        # The logit of the mean probability, from the logarithms of the mean probabilities that
+        # the label is there and that it is not.
+        return logsumexp(log_expit(windows), axis=0) - logsumexp(log_expit(-windows), axis=0)
     log_probs = log_softmax(windows, axis=-1)
     if window_pooling == "max":
         return log_probs.max(axis=0)

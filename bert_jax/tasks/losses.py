@@ -22,9 +22,9 @@ Metrics = dict[str, WeightedMean]
 HeadOutputs = dict[str, jax.Array]
 """Outputs of a head for a batch, float32, by kind of head:
 
-sequence classification "logits" [B, C]; regression and ranking "values" [B]; token classification
-"logits" [B, L, C]; question answering "start_logits" and "end_logits" [B, L]; multiple choice
-"logits" [B, A].
+sequence classification "logits" [B, C]; multi-label "binary_logits" [B, C]; regression and ranking
+"values" [B]; token classification "logits" [B, L, C]; question answering "start_logits" and
+"end_logits" [B, L]; multiple choice "logits" [B, A].
 """
 
 

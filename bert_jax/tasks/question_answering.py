@@ -17,7 +17,7 @@ from bert_jax.data.finetuning.features import (
 )
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.losses import Batch, WeightedMean, cross_entropy, is_correct, weighted_mean
-from bert_jax.models.heads.config import QuestionAnsweringHead
+from bert_jax.models.heads.config import QuestionAnsweringHead, TaskHead
 from bert_jax.tasks.base import (
     UNLABELED,
     FeatureOptions,
@@ -196,7 +196,7 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         examples: Sequence[QuestionExample],
         features: Features,
         outputs: SequenceOutputs,
-        labels: Sequence[str],
+        head: TaskHead,
         *,
         allow_no_answer: bool = False,
     ) -> list[PredictedAnswer]:

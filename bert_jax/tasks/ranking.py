@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.losses import Batch, WeightedMean, weighted_mean
 from bert_jax.models.heads.config import RankingActivation, RankingHead, TaskHead
 from bert_jax.tasks.base import Json, KindDescription
-from bert_jax.tasks.hugging_face import label_maps, read_labels
+from bert_jax.tasks.hugging_face import MULTI_LABEL_CLASSIFICATION, label_maps, read_labels
 from bert_jax.tasks.losses import HeadOutputs, Metrics
 from bert_jax.tasks.metrics.regression import regression_metrics
 from bert_jax.tasks.regression import Metric, Regression
@@ -38,9 +38,6 @@ _METRICS: dict[str, Metric] = {
     "accuracy": _accuracy,
 }
 
-
-# With one label, Hugging Face's loss is the binary cross-entropy that a `RankingHead` has.
-_PROBLEM_TYPE = "multi_label_classification"
 
 _ACTIVATIONS: dict[str, RankingActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -86,18 +83,19 @@ class Ranking(Regression):
     def head_from_hugging_face(self, data: Mapping[str, Any], source: str) -> TaskHead | None:
         """Reads a head with one label and the activation of a cross-encoder, or its loss."""
         labels, activation = read_labels(data, source), _read_activation(data, source)
-        if len(labels) != 1 or not (activation or data.get("problem_type") == _PROBLEM_TYPE):
+        has_loss = data.get("problem_type") == MULTI_LABEL_CLASSIFICATION
+        if len(labels) != 1 or not (activation or has_loss):
             return None
         return RankingHead(activation=activation or "sigmoid")
 
-    # `multi_label_classification` with one label has the same loss. The activation is written where
-    # sentence-transformers reads it.
+    # `multi_label_classification` with one label has the same loss, binary cross-entropy. The
+    # activation is written where sentence-transformers reads it.
     def head_to_hugging_face(self, head: RankingHead) -> Json:
         """Returns one label without a meaning, the problem type, and the activation."""
         names = {activation: name for name, activation in _ACTIVATIONS.items()}
         return {
             **label_maps(("LABEL_0",)),
-            "problem_type": _PROBLEM_TYPE,
+            "problem_type": MULTI_LABEL_CLASSIFICATION,
             "sentence_transformers": {"activation_fn": names[head.activation]},
             # The same for versions before 4.
             "sbert_ce_default_activation_function": names[head.activation],

@@ -18,6 +18,7 @@ from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder
 from bert_jax.tasks.base import AnyTaskKind
 from bert_jax.tasks.classification import SequenceClassification
 from bert_jax.tasks.losses import HeadSpec
+from bert_jax.tasks.multi_label import MultiLabel
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.prompt_features import find_label_tokens
 from bert_jax.tasks.question_answering import QuestionAnswering
@@ -30,6 +31,7 @@ from bert_jax.text.tokenizer import Tokenizer
 # first, so a kind stands after the more general kind of the same Hugging Face class.
 KINDS: tuple[AnyTaskKind, ...] = (
     SequenceClassification(),
+    MultiLabel(),
     Regression(),
     Ranking(),
     TokenClassification(),
@@ -120,8 +122,8 @@ def check_truncation(kind: AnyTaskKind, truncation: Truncation) -> None:
     if not kind.has_truncations and not isinstance(truncation, HeadTruncation):
         raise ConfigError(
             f"truncation is {truncation_name(truncation)!r}, but the kind of task is {kind.name}; "
-            "expected 'head', because only classification, regression and ranking have other "
-            "ways of truncation"
+            "expected 'head', because only classification, multi-label, regression and ranking "
+            "have other ways of truncation"
         )
 
 

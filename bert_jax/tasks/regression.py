@@ -1,7 +1,7 @@
 """Defines the kind "regression": a score for a text or a pair of texts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,7 +87,7 @@ class Regression(TextPairKind):
         self, examples: Sequence[TextExample], labels: Sequence[str]
     ) -> dict[str, TargetValues]:
         """Returns the score of each example."""
-        return {"label_values": [float(example.label or 0) for example in examples]}
+        return {"label_values": [float(cast(float, each.label)) for each in examples]}
 
     def get_references(self, examples: Sequence[TextExample], labels: Sequence[str]) -> np.ndarray:
         """Returns scores, float [n]."""

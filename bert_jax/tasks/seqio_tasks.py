@@ -50,7 +50,7 @@ from bert_jax.tasks.features import make_features
 from bert_jax.tasks.registry import kind_of
 
 _FLOAT_FIELDS = ("label_values", "token_label_weights")
-_SHAPES: dict[str, Shape] = {"": SCALAR, "L": VECTOR, "AL": MATRIX}
+_SHAPES: dict[str, Shape] = {"": SCALAR, "L": VECTOR, "AL": MATRIX, "C": VECTOR}
 
 SeqioTask = seqio.Task
 FeatureMaker = Callable[[Example, int], Features]

@@ -19,7 +19,7 @@ from bert_jax.data.finetuning.features import (
 )
 from bert_jax.errors import UserError
 from bert_jax.losses import Batch, WeightedMean, is_correct, weighted_mean
-from bert_jax.models.heads.config import TokenClassificationHead
+from bert_jax.models.heads.config import TaskHead, TokenClassificationHead, class_labels
 from bert_jax.tasks.base import (
     UNLABELED,
     FeatureOptions,
@@ -163,11 +163,12 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         examples: Sequence[TaggedExample],
         features: Features,
         outputs: SequenceOutputs,
-        labels: Sequence[str],
+        head: TaskHead,
         *,
         allow_no_answer: bool = False,
     ) -> TagLists:
         """Returns the tag of each word, from the sequence that predicts it."""
+        labels = class_labels(head)
         logits_by_example = self.word_logits(examples, features, outputs, labels)
         return [
             ner_metrics.decode_tags(word_logits, np.arange(len(word_logits)), labels)

@@ -21,6 +21,7 @@ HOSTILE = "</dd><script>alert(1)</script><img src=http://example.org/x>"
 HOSTILE_LABEL = '<i>yes & "no"\''
 KINDS = (
     "classification",
+    "multi-label",
     "regression",
     "token_classification",
     "question_answering",
@@ -102,6 +103,23 @@ def classification(folder: Path) -> TaskConfig:
     return Columns(**files, text="text", text_pair="pair", label="label")
 
 
+def multi_label(folder: Path) -> TaskConfig:
+    """Writes texts of which some have no label; dev has no text with the label "ship"."""
+    words = {HOSTILE_LABEL: "sea", "person": "man", "old": "old", "ship": "net"}
+    files = {}
+    for seed, (split, count) in enumerate({"train": 160, "dev": 50, "test": 40}.items()):
+        draw, lines = random.Random(seed), []
+        for _ in range(count):
+            text = sentence(draw)
+            labels = [label for label, word in words.items() if word in text.split()]
+            if split == "dev":
+                labels = [label for label in labels if label != "ship"]
+            lines.append(json.dumps({"text": f"{text} {HOSTILE}", "labels": labels}))
+        (folder / f"labels-{split}.jsonl").write_text("\n".join(lines) + "\n")
+        files[split] = str(folder / f"labels-{split}.jsonl")
+    return Columns(**files, text="text", label="labels", kind="multi-label")
+
+
 def regression(folder: Path) -> TaskConfig:
     files = {}
     for seed, (split, count) in enumerate({"train": 160, "dev": 40}.items()):
@@ -162,6 +180,7 @@ def multiple_choice(folder: Path) -> TaskConfig:
 
 TASKS: dict[str, Callable[[Path], TaskConfig]] = {
     "classification": classification,
+    "multi-label": multi_label,
     "regression": regression,
     "token_classification": tagging,
     "question_answering": question_answering,

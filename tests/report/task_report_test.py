@@ -33,6 +33,7 @@ each_kind = pytest.mark.parametrize(
 )
 SECTIONS = {
     "classification": ["Classes", "Confusion matrix", "Calibration", "Worst errors"],
+    "multi-label": ["Labels", "Thresholds of the labels, compared with 0.5", "Worst errors"],
     "regression": ["Predicted value (vertical) by label (horizontal)", "Worst errors"],
     "token_classification": ["Entities by type", "Entity errors by type", "Worst errors"],
     "question_answering": ["By question word (0 to 100)", "Worst errors"],

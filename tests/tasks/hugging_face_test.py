@@ -10,6 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import read_config, to_hf_config
 from bert_jax.models.heads.config import (
+    MultiLabelHead,
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RankingHead,
@@ -77,6 +78,11 @@ def test_written_head_is_read_back(tmp_path, head, architecture):
         (SEQUENCE, {"num_labels": 1, "problem_type": "multi_label_classification"}, RankingHead()),
         (
             SEQUENCE,
+            {"problem_type": "multi_label_classification"},
+            MultiLabelHead(labels=("LABEL_0", "LABEL_1")),
+        ),
+        (
+            SEQUENCE,
             {"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}},
             RankingHead(activation="identity"),
         ),
@@ -104,7 +110,7 @@ def test_head_fields_that_are_absent_have_defaults(tmp_path, architecture, field
 @pytest.mark.parametrize(
     "architecture, fields, message",
     [
-        (SEQUENCE, {"problem_type": "multi_label_classification"}, "'multi_label_classification'"),
+        (SEQUENCE, {"problem_type": "several"}, "problem_type is 'several'; supported are"),
         (
             SEQUENCE,
             {"problem_type": "regression"},

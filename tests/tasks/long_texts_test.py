@@ -74,9 +74,7 @@ def test_predictions_for_windows_are_pooled(vocabulary, pooling):
     labeled = task("p", LONG)
     made = make_features(labeled, "train", vocabulary, 6, 1, Windows(pooling=pooling))
     logits = np.random.default_rng(0).normal(size=(4, 2))
-    decoded = kind_of(labeled).decode(
-        labeled.splits["train"], made, {"logits": list(logits)}, labeled.labels
-    )
+    decoded = kind_of(labeled).pool_outputs(made, {"logits": list(logits)})
     by_window = softmax(logits[1:], axis=-1)
     pooled = {"mean": by_window.mean(0), "max": by_window.max(0), "first": by_window[0]}[pooling]
     np.testing.assert_allclose(softmax(decoded[1]), pooled / pooled.sum(), atol=1e-12)

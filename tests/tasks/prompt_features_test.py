@@ -105,7 +105,7 @@ def test_demonstrations_have_the_layout_of_lm_bff(wordpiece, max_length):
     assert found == {(tuple(ids), tuple(types)) for ids, types in expected}
     assert features.example_index.tolist() == [0] * 12
     outputs = {"logits": [np.array([1.0 + n, -n]) for n in range(12)]}
-    logits = SequenceClassification().decode([example], features, outputs, LABELS)
+    logits = SequenceClassification().pool_outputs(features, outputs)
     np.testing.assert_allclose(logits, [[6.5, -5.5]])
 
 

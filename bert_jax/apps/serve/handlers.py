@@ -152,10 +152,7 @@ async def predict(call: Call, request: types.PredictRequest) -> Any:
             inputs, truncate=request.truncate is not False, keep_end=_keeps_end(request)
         )
     )
-    scores = [
-        label_scores(row, service.labels, raw=request.raw_scores, is_number=service.is_number)
-        for row in values
-    ]
+    scores = [label_scores(service, row, raw=request.raw_scores) for row in values]
     return scores if is_batch else scores[0]
 
 

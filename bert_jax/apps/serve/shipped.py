@@ -154,9 +154,14 @@ def _to_served(output: Output, outputs: Arrays, batch: Arrays, vocab_size: int) 
             return _top_tokens(outputs["logits"], batch[MASK_POSITIONS], vocab_size)
         case head:
             names = head_spec(head).output_names
-            if names == ("values",):
-                return {"values": outputs["logits"][:, 0]}
-            return {name: outputs[name] for name in names}
+            # The only output of an exported head is called "logits", whatever the kind of task.
+            match names:
+                case ("values",):
+                    return {"values": outputs["logits"][:, 0]}
+                case (name,):
+                    return {name: outputs["logits"]}
+                case _:
+                    return {name: outputs[name] for name in names}
 
 
 def _top_tokens(logits_BLV: np.ndarray, positions_BM: np.ndarray, vocab_size: int) -> Arrays:

@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.peft.adapter_config import is_adapter_folder
 from bert_jax.models.heads.config import (
     TaskHead,
+    label_thresholds,
     task_parts,
     window_encoder_of,
 )
@@ -150,9 +151,8 @@ class TaskService:
             refuse_long(prepared.features.num_truncated, self.max_length)
 
         def decode(outputs: Sequence[Arrays]) -> np.ndarray:
-            columns = self._columns(outputs)
-            predictions = processor.decode(prepared.examples, prepared.features, columns)
-            return np.asarray(predictions, np.float64).reshape(len(inputs), -1)
+            pooled = self.kind.pool_outputs(prepared.features, self._columns(outputs))
+            return np.asarray(pooled, np.float64).reshape(len(inputs), -1)
 
         return self._work(prepared, decode)
 
@@ -218,20 +218,25 @@ class TaskService:
         )
 
 
-def label_scores(
-    values: np.ndarray, labels: Sequence[str], *, raw: bool, is_number: bool
-) -> list[dict[str, Any]]:
+def label_scores(service: TaskService, values: np.ndarray, *, raw: bool) -> list[dict[str, Any]]:
     """Returns [{"score", "label"}] of one input, the highest score first.
+
+    If a text may have several labels, "predicted" tells whether the probability of a label is above
+    its threshold.
 
     Args:
       values: the outputs of the head, float [C].
       raw: whether scores are logits instead of probabilities.
-      is_number: whether the model predicts a number, which is its own score.
     """
-    probabilities = expit(values) if len(labels) == 1 else softmax(values)
-    scores = values if raw or is_number else probabilities
-    pairs = [{"score": float(s), "label": label} for s, label in zip(scores, labels, strict=True)]
-    return sorted(pairs, key=lambda pair: -pair["score"])
+    labels, thresholds = service.labels, label_thresholds(service.head)
+    probabilities = expit(values) if thresholds or len(labels) == 1 else softmax(values)
+    scores = values if raw or service.is_number else probabilities
+    rows: list[dict[str, Any]] = [
+        {"score": float(score), "label": label} for score, label in zip(scores, labels, strict=True)
+    ]
+    for row, probability, threshold in zip(rows, probabilities, thresholds, strict=False):
+        row["predicted"] = bool(probability > threshold)
+    return sorted(rows, key=lambda row: -row["score"])
 
 
 def relevance(values: np.ndarray, *, raw: bool) -> list[float]:

@@ -109,6 +109,9 @@ def _random_labels(
     match kind_of_head(head).spec.label_fields:
         case ("labels",):
             return {"labels": rng.integers(0, num_classes, batch_size, np.int32)}
+        case ("label_indicators",):
+            shape = (batch_size, num_classes)
+            return {"label_indicators": rng.integers(0, 2, shape, np.int32)}
         case ("label_values",):
             largest = 5 if kind_of_head(head).output_field == "value" else 1
             return {"label_values": rng.uniform(0, largest, batch_size).astype(np.float32)}

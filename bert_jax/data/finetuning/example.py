@@ -8,15 +8,16 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample:
-    """Holds a text or a pair of texts; the label is a class name (str), a score (float) or None.
+    """Holds a text or a pair of texts, and its label if it has been labeled.
 
+    The label is a class name (str), a score (float), or the names of any number of labels (tuple).
     `label_logits` are soft labels, one number for each class; `label` is then the most likely one.
     """
 
     id: str
     text: str
     text_pair: str | None = None
-    label: str | float | None = None
+    label: str | float | tuple[str, ...] | None = None
     label_logits: tuple[float, ...] | None = None
 
 
@@ -119,6 +120,8 @@ def class_labels(example: Example) -> Sequence[str | None]:
     match example:
         case TextExample(label=str() | None as label):
             return (label,)
+        case TextExample(label=tuple() as labels):
+            return labels
         case TaggedExample(tags=tags):
             return tags or ()
         case _:

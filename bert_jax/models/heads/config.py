@@ -4,7 +4,7 @@ Imports no jax. The modules are in `heads/modules.py`.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from bert_jax.errors import ConfigError, check_range
@@ -107,6 +107,40 @@ class SequenceClassificationHead:
             )
 
 
+DEFAULT_THRESHOLD = 0.5
+"""The threshold of a label for which none was chosen: where the logit is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelHead:
+    """Predicts which of C labels a text or a pair of texts has: any number of them, or none.
+
+    Each label has a logit, whose sigmoid is its probability, and is predicted if that is above its
+    threshold. Thresholds are chosen on dev after training, so the config of a run has none.
+    """
+
+    scope: ClassVar[Scope] = "sequence"
+    labels: tuple[str, ...]  # label i has logit i
+    # From 0 to 1, one for each label; () for 0.5. Not compared: a head with other thresholds has
+    # the same parameters, so another run can start from them or learn from them as a teacher.
+    thresholds: tuple[float, ...] = field(default=(), compare=False)
+    window_encoder: WindowEncoder | None = None  # None: a text is one sequence
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+        if self.thresholds and len(self.thresholds) != len(self.labels):
+            raise ConfigError(
+                f"head.thresholds has {len(self.thresholds)} numbers; expected one for each of the "
+                f"{len(self.labels)} labels, or ()"
+            )
+        for label, threshold in zip(self.labels, self.thresholds, strict=False):
+            if not 0 <= threshold <= 1:  # false for NaN, too
+                raise ConfigError(
+                    f"head.thresholds has {threshold} for the label {label!r}; expected a "
+                    "probability from 0 to 1"
+                )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RegressionHead:
     """Predicts one number for a text or a pair of texts."""
@@ -159,6 +193,7 @@ class MultipleChoiceHead:
 
 TaskHead = (
     SequenceClassificationHead
+    | MultiLabelHead
     | RegressionHead
     | RankingHead
     | TokenClassificationHead
@@ -248,6 +283,13 @@ def window_encoder_of(head: TaskHead) -> WindowEncoder | None:
 def class_labels(head: TaskHead) -> tuple[str, ...]:
     """Returns the class names of a head; () for a head without named classes."""
     return getattr(head, "labels", ())
+
+
+def label_thresholds(head: TaskHead) -> tuple[float, ...]:
+    """Returns the threshold of each label of a multi-label head; () for other heads."""
+    if not isinstance(head, MultiLabelHead):
+        return ()
+    return head.thresholds or (DEFAULT_THRESHOLD,) * len(head.labels)
 
 
 def label_tokens_of(head: TaskHead | None) -> LabelTokens | None:

@@ -37,6 +37,7 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.predict.task_processor import save_demonstrations
+from bert_jax.pretrained.base_model import save_fitted_heads
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.runs.training_data import examples_fingerprint
@@ -70,6 +71,9 @@ class FineTuningWorkload(Workload):
         self._data, self._objective_config = data, objective
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._task = load_task(data.task)
+        if jax.process_index() == 0:
+            for note in self._task.notes:
+                logger.info("note: %s", note)
         self._features = functools.cache(self._make_features)
         train = self._task.splits.get("train", ())
         if not train or not all(is_labeled(example) for example in train):
@@ -153,10 +157,12 @@ class FineTuningWorkload(Workload):
     ) -> None:
         """Writes predictions, metrics and an analysis of every split except "train"."""
         found_items = FoundItems.read(folder) if (folder / ITEMS_FILE).is_file() else None
-        metrics, analysis = self.evaluate_splits(
+        metrics, analysis, head = self.evaluate_splits(
             objective, params, mesh, folder / run_folder.PREDICTIONS, step, found_items
         )
         if jax.process_index() == 0:
+            if head is not self._objective_config.head:
+                save_fitted_heads(folder, step, {"": head})
             write_json(folder / run_folder.EVALUATION, metrics)
             write_json(folder / run_folder.ANALYSIS, analysis)
 
@@ -168,27 +174,30 @@ class FineTuningWorkload(Workload):
         predictions_folder: Path,
         step: int,
         found_items: FoundItems | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Any], dict[str, Any], TaskHead]:
         """Evaluates every split except "train" and writes the predictions for their examples.
+
+        What a head lets choose after training, such as thresholds, is chosen on "dev", and all
+        splits are evaluated with it.
 
         Args:
           found_items: the examples that are in the pretraining corpus, if that is known; the
             analysis then has the metrics on these and on the others.
 
         Returns:
-          (metrics by split, analysis of the task), the analyses of splits on process 0 only.
+          (metrics by split, analysis of the task, head), the analyses of splits on process 0 only.
+          The head is the object in the config of the objective if nothing was chosen.
         """
         last_phase_index = len(self._phases) - 1
         # Predictions are computed on all processes, because the devices are shared, but only
         # process 0 writes files and analyses.
-        metrics, split_analyses = {}, {}
+        metrics, split_analyses, head = {}, {}, self._objective_config.head
         predictions_folder.mkdir(parents=True, exist_ok=True)
-        for split in self._task.splits:
-            if split == "train":
-                continue
-            result = self._split_evaluator(objective, split, last_phase_index, mesh).evaluate(
-                params
-            )
+        evaluated = [split for split in self._task.splits if split != "train"]
+        for split in sorted(evaluated, key=lambda split: split != "dev"):
+            evaluator = self._split_evaluator(objective, split, last_phase_index, mesh)
+            result = evaluator.evaluate(params, head, fit_head=split == "dev")
+            head = result.head
             if result.metrics:
                 metrics[split] = result.metrics
             if jax.process_index() == 0:
@@ -205,7 +214,7 @@ class FineTuningWorkload(Workload):
             **describe_task(self._task),
             "train_sequences": len(self.train_features(last_phase_index)),
         }
-        return metrics, {**task_description, "step": step, "splits": split_analyses}
+        return metrics, {**task_description, "step": step, "splits": split_analyses}, head
 
     def _metrics_by_group(
         self, split: str, predictions: Any, found_items: FoundItems

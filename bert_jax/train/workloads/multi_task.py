@@ -19,6 +19,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
+from bert_jax.pretrained.base_model import save_fitted_heads
 from bert_jax.runs import run_folder
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.workloads.base import Workload
@@ -112,9 +113,9 @@ class MultiTaskWorkload(Workload):
     ) -> None:
         """Writes predictions, metrics and analyses of each task under its name."""
         assert isinstance(objective, MultiTaskObjective)
-        metrics, analyses = {}, {}
+        metrics, analyses, heads = {}, {}, {}
         for name, workload in self._workloads.items():
-            metrics[name], analyses[name] = workload.evaluate_splits(
+            metrics[name], analyses[name], heads[name] = workload.evaluate_splits(
                 objective.tasks[name],
                 task_params(params, name),
                 mesh,
@@ -122,6 +123,8 @@ class MultiTaskWorkload(Workload):
                 step,
             )
         if jax.process_index() == 0:
+            if any(heads[name] is not task.config.head for name, task in objective.tasks.items()):
+                save_fitted_heads(folder, step, heads)
             sampler = self._sampler(len(self._phases) - 1)
             mixture = [
                 {

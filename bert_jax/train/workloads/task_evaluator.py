@@ -10,9 +10,11 @@ import numpy as np
 from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import Batch, evaluation_batches, gather_outputs
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params.functional import Params
+from bert_jax.tasks.base import SequenceOutputs
 from bert_jax.tasks.registry import compute_metrics, kind_of
 
 
@@ -20,11 +22,13 @@ class SplitResult(NamedTuple):
     """Holds the results of a split.
 
     Attributes:
+      head: the head with which the outputs were decoded.
       metrics: {} if the split has no labels.
       prediction_records: one JSON object for each example, in the order of the split.
       predictions: the result of `TaskKind.decode`.
     """
 
+    head: TaskHead
     metrics: dict[str, float]
     prediction_records: list[dict[str, Any]]
     predictions: Any
@@ -63,6 +67,7 @@ class TaskEvaluator:
         self._bucket_lengths, self._batch_size, self._pad_id = bucket_lengths, batch_size, pad_id
         self._sharding = batch_sharding(mesh)
         self._fields = objective.input_fields()
+        self._head = objective.config.head
         self._predict = _jitted_predict(objective, mesh)
 
     @property
@@ -72,7 +77,7 @@ class TaskEvaluator:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Computes the metrics of the split."""
-        return self._metrics(self._decode(params))
+        return self._metrics(self._decode(self.outputs(params), self._head))
 
     def primary_metric(self, metrics: Mapping[str, float]) -> float:
         """Returns the first metric of the task, scaled so that the best value is 1."""
@@ -80,12 +85,23 @@ class TaskEvaluator:
         # tasks needs one scale.
         return metrics[self._task.metrics[0]] / self._kind.metric_maximum
 
-    def evaluate(self, params: Params) -> SplitResult:
-        """Predicts every example, and computes metrics if the split has labels."""
-        predictions = self._decode(params)
-        records = self._kind.predictions_to_json(self._examples, predictions, self._task.labels)
+    def evaluate(self, params: Params, head: TaskHead, *, fit_head: bool = False) -> SplitResult:
+        """Predicts every example, and computes metrics if the split has labels.
+
+        Args:
+          head: the head of the objective, or what `fit_head` has made of it.
+          fit_head: whether to call `TaskKind.fit_head` with this split, if it has labels.
+        """
+        outputs = self.outputs(params)
         is_labeled = bool(self._features.targets)
-        return SplitResult(self._metrics(predictions) if is_labeled else {}, records, predictions)
+        predictions = self._decode(outputs, head)
+        if fit_head and is_labeled:
+            references = self._kind.get_references(self._examples, self._task.labels)
+            head = self._kind.fit_head(head, references, predictions)
+            predictions = self._decode(outputs, head)
+        records = self._kind.predictions_to_json(self._examples, predictions, self._task.labels)
+        metrics = self._metrics(predictions) if is_labeled else {}
+        return SplitResult(head, metrics, records, predictions)
 
     def outputs(self, params: Params) -> dict[str, list[np.ndarray]]:
         """Computes the head outputs of each sequence, by the names of `objective.predict`."""
@@ -104,12 +120,12 @@ class TaskEvaluator:
         fields = {name: batch[name] for name in self._fields}
         return jax.device_get(self._predict(params, put_batch(fields, self._sharding)))
 
-    def _decode(self, params: Params) -> Any:
+    def _decode(self, outputs: SequenceOutputs, head: TaskHead) -> Any:
         return self._kind.decode(
             self._examples,
             self._features,
-            self.outputs(params),
-            self._task.labels,
+            outputs,
+            head,
             allow_no_answer=self._kind.allows_no_answer(self._task),
         )
 

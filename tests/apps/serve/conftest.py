@@ -14,6 +14,7 @@ from bert_jax.interop.peft.adapter_config import PeftAdapter
 from bert_jax.interop.peft.folder import write_adapter_folder
 from bert_jax.models.adapters.config import LoRA
 from bert_jax.models.heads.config import (
+    MultiLabelHead,
     QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
@@ -35,6 +36,7 @@ CONFIG = ServerConfig(max_batch_tokens=40, max_queue_tokens=4000, max_inputs=100
 HEADS: dict[str, TaskHead | None] = {
     "encoder": None,
     "reviews": SequenceClassificationHead(labels=("bad", "fair", "good")),
+    "emotions": MultiLabelHead(labels=("joy", "fear", "hope"), thresholds=(0.2, 0.8, 0.5)),
     "relevance": RegressionHead(),
     "names": TokenClassificationHead(labels=("O", "B-PER", "I-PER")),
     "questions": QuestionAnsweringHead(),

@@ -140,6 +140,23 @@ def test_predict_equals_the_predictor_for_texts_and_pairs(server, models):
     np.testing.assert_allclose(exponentials / exponentials.sum(), expected, atol=1e-6)
 
 
+def test_predict_tells_which_of_several_labels_are_above_their_thresholds(server, models):
+    predict, decisions = Predictor(models["emotions"]), set()
+    texts = ["a net", "the sea", "the old man", "sings ."]
+    answers = server.post("/predict", model="emotions", inputs=[[each] for each in texts]).json()
+    for scores, record in zip(answers, predict(texts), strict=True):
+        assert scores == sorted(scores, key=lambda score: -score["score"])
+        found = {score["label"]: score["score"] for score in scores}
+        assert found == pytest.approx(record["probabilities"], abs=1e-6)
+        assert {each["label"] for each in scores if each["predicted"]} == {*record["labels"]}
+        decisions |= {(each["label"], each["predicted"]) for each in scores}
+    assert {("joy", True), ("fear", False)} <= decisions
+    logits = server.post("/predict", model="emotions", inputs="a net", raw_scores=True).json()
+    for raw, score in zip(logits, answers[0], strict=True):
+        assert 1 / (1 + np.exp(-raw["score"])) == pytest.approx(score["score"], abs=1e-6)
+        assert (raw["label"], raw["predicted"]) == (score["label"], score["predicted"])
+
+
 def test_rerank_gives_values_of_regression_and_probabilities_else(server, models, monkeypatch):
     predict = Predictor(models["relevance"])
     values = [predict(("the sea", text))["value"] for text in TEXTS]

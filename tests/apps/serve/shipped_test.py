@@ -103,7 +103,7 @@ def write_external_onnx(file: Path) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), file)
 
 
-@pytest.mark.parametrize("name", ["reviews", "relevance", "questions"])
+@pytest.mark.parametrize("name", ["reviews", "emotions", "relevance", "questions"])
 def test_answers_of_onnx_files_equal_those_of_the_model(models, name, tmp_path):
     (plain,) = serve_model("model", models[name], CONFIG)
     shipped = serve_onnx(models[name], tmp_path)

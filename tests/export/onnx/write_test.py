@@ -22,6 +22,7 @@ from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     LabelTokens,
+    MultiLabelHead,
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
@@ -62,6 +63,7 @@ TEXTS = ["the old man mends a net", "sea", "the man sings by the sea .", "a net 
 HEADS: dict[str, TaskHead | None] = {
     "masked-lm": None,
     "classification": LABELS,
+    "multi-label": MultiLabelHead(labels=("no", "yes", "maybe")),
     "regression": RegressionHead(),
     "tokens": TAGS,
     "questions": QuestionAnsweringHead(),

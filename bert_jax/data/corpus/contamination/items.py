@@ -28,6 +28,7 @@ from bert_jax.data.finetuning.example import (
     TaggedExample,
     Task,
     TextExample,
+    class_labels,
 )
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
@@ -374,8 +375,9 @@ def _example_texts(example: Example, task_name: str) -> Iterator[ItemText]:
             if example.text_pair is not None:
                 role: Role = "context" if task_name == _QNLI else "input"
                 yield ItemText(field="text_pair", role=role, text=example.text_pair)
-            if isinstance(example.label, str):
-                yield ItemText(field="label", role="answer", text=example.label)
+            for name in class_labels(example):
+                if name is not None:
+                    yield ItemText(field="label", role="answer", text=name)
         case TaggedExample():
             yield ItemText(field="words", role="input", text=" ".join(example.words))
         case QuestionExample():

@@ -3,14 +3,23 @@
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.config.labeled_data import COLUMNS_METRICS, Columns, ColumnsKind, Swag
+from bert_jax.config.labeled_data import (
+    COLUMNS_METRICS,
+    MULTI_LABEL,
+    Columns,
+    ColumnsKind,
+    Swag,
+)
 from bert_jax.data.finetuning.example import ChoiceExample, Task, TextExample
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
 from bert_jax.errors import UserError, did_you_mean
+
+_DEFAULT_SEPARATOR = ","
+_LIKELY_SEPARATORS = "|,;"
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,15 @@ class _Labels:
 
 
 def read_columns(config: Columns) -> Task:
-    """Reads a classification, regression or ranking task from tables.
+    """Reads a classification, multi-label, regression or ranking task from tables.
 
     The classes are the labels of train (or of dev or test, if there is no train): whole numbers in
     numerical order, names in alphabetical order. Rows of train and dev without a label are left
     out, with a note. All rows of test are kept, so that predictions are in the order of the file.
+
+    The labels of a multi-label task are a list in JSON or Parquet, and otherwise a text that the
+    separator splits. An empty list and an empty text are labeled with nothing; null and a missing
+    field are not labeled.
 
     Raises:
       UserError: a column does not exist (the message names the nearest); a text is empty; a label
@@ -43,6 +56,7 @@ def read_columns(config: Columns) -> Task:
         if path is not None
     }
     labels = _infer_labels(rows, config)
+    notes += _question_separators(labels, config)
     return Task(
         name="columns",
         kind=labels.kind,
@@ -75,7 +89,7 @@ def _labeled_rows(
         raise UserError(f"{path} has no rows; expected at least one")
     if split == "test" or label is None:
         return table.rows
-    labeled = [row for row in table.rows if _read_label(row, label) is not None]
+    labeled = [row for row in table.rows if _is_labeled(row, config)]
     if not labeled:
         raise UserError(f"{path}: the column {label!r} is empty in all rows; expected labels")
     if num_missing := len(table.rows) - len(labeled):
@@ -83,31 +97,96 @@ def _labeled_rows(
     return labeled
 
 
-def _read_label(row: TableRow, column: str | None) -> str | int | float | None:
+def _read_label(row: TableRow, config: Columns) -> str | int | float | None:
     """Returns the label of a row as text or number; None if it has none."""
-    value: Any = None if column is None else row.cells.get(column)
+    value = _label_cell(row, config)
     if isinstance(value, str):
         return value.strip() or None
     # JSON's true and false are class names here, spelled as in the file. A bool is also an int, so
     # this test comes first.
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and math.isnan(value):  # how pandas writes a missing number
-        return None
     if value is None or isinstance(value, (int, float)):
         return value
+    hint = f"; lists of labels need --kind {MULTI_LABEL}" if isinstance(value, list) else ""
     raise UserError(
-        f"{row.location}: the label is of type {type(value).__name__}; expected a name or a number"
+        f"{row.location}: the label in the column {config.label!r} is of type "
+        f"{type(value).__name__}; expected a name or a number{hint}"
     )
+
+
+def _label_cell(row: TableRow, config: Columns) -> Any:
+    """Returns the value in the column of the label; None if it is missing."""
+    value: Any = None if config.label is None else row.cells.get(config.label)
+    # NaN is how pandas writes a missing number.
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _is_labeled(row: TableRow, config: Columns) -> bool:
+    read = _read_names if config.kind == MULTI_LABEL else _read_label
+    return read(row, config) is not None
+
+
+def _read_names(row: TableRow, config: Columns) -> tuple[str, ...] | None:
+    """Returns the labels in a list or in a text with separators, each once; None if unlabeled."""
+    value = _label_cell(row, config)
+    if value is None:
+        return None
+    location = f"{row.location}: the column {config.label!r}"
+    if isinstance(value, str):
+        separator = config.label_separator or _DEFAULT_SEPARATOR
+        names = [name.strip() for name in value.split(separator)] if value.strip() else []
+        if "" in names:
+            raise UserError(
+                f"{location} has {value!r}, which has an empty label if split at {separator!r}; "
+                "expected labels with one separator between them; --label-separator names another"
+            )
+        return tuple(dict.fromkeys(names))
+    values = value if isinstance(value, list) else [value]
+    for item in values:
+        is_name = isinstance(item, int) or (isinstance(item, str) and item.strip())
+        if not is_name:
+            raise UserError(
+                f"{location} has the label {item!r}; expected a list of names or whole numbers, "
+                "or a text with labels and separators"
+            )
+    # JSON's true and false are spelled as in the file.
+    names = [str(item).lower() if isinstance(item, bool) else str(item).strip() for item in values]
+    return tuple(dict.fromkeys(names))
+
+
+def _question_separators(labels: _Labels, config: Columns) -> list[str]:
+    """Returns a note if most labels contain a separator, and so may be several labels in one."""
+    known = None
+    if labels.kind == MULTI_LABEL:
+        advice, known = "--label-separator {!r}", config.label_separator or _DEFAULT_SEPARATOR
+    elif config.kind is None and labels.kind == "classification":
+        advice = f"--kind {MULTI_LABEL} --label-separator {{!r}}"
+    else:
+        return []
+    for separator in _LIKELY_SEPARATORS:
+        containing = [name for name in labels.names if separator in name]
+        parts = {part.strip() for name in labels.names for part in name.split(separator)}
+        # The classes are counted and not the rows, most of which may have one label. With more
+        # parts than names, the names are rather phrases with punctuation.
+        if separator != known and 2 * len(containing) > len(labels.names) > len(parts):
+            return [
+                f"The column {config.label!r} has {len(labels.names):,} different labels, of which "
+                f"{len(containing):,} contain {separator!r}, such as {containing[0]!r}; if these "
+                f"are several labels of one text, add {advice.format(separator)}."
+            ]
+    return []
 
 
 def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
     """Infers kind and classes from the first of train, dev and test that has labels."""
+    if config.kind == MULTI_LABEL:
+        by_split = ([_read_names(row, config) for row in each] for each in rows.values())
+        found = next((each for each in by_split if any(n is not None for n in each)), [])
+        return _Labels(config.kind, _sort_names(name for names in found for name in names or ()))
     for split_rows in rows.values():
         labeled = [
-            (row, label)
-            for row in split_rows
-            if (label := _read_label(row, config.label)) is not None
+            (row, label) for row in split_rows if (label := _read_label(row, config)) is not None
         ]
         if labeled:
             break
@@ -133,9 +212,13 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
             f"{row.location}: the label {label} has decimals, but classes are expected; "
             "expected whole numbers or names as classes, or --kind regression"
         )
-    names = {str(label) for _, label in labeled}
+    return _Labels(kind, _sort_names(str(label) for _, label in labeled))
+
+
+def _sort_names(labels: Iterable[str]) -> tuple[str, ...]:
+    names = set(labels)
     all_integers = all(_is_integer(name) for name in names)
-    return _Labels(kind, tuple(sorted(names, key=int if all_integers else None)))
+    return tuple(sorted(names, key=int if all_integers else None))
 
 
 def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[TextExample, ...]:
@@ -180,8 +263,15 @@ def cell_text(row: TableRow, column: str, description: str) -> str:
     return value
 
 
-def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | float | None:
-    label = _read_label(row, config.label)
+def _validate_label(
+    row: TableRow, labels: _Labels, config: Columns
+) -> str | float | tuple[str, ...] | None:
+    if config.kind == MULTI_LABEL:
+        names = _read_names(row, config)
+        for name in names or ():
+            _require_known(name, row, labels)
+        return names
+    label = _read_label(row, config)
     if label is None:
         return None
     if labels.kind != "classification":
@@ -196,14 +286,17 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
                 "because --kind is ranking; divide the scores by the largest possible score"
             )
         return value
-    if str(label) not in labels.name_set:
-        hint = did_you_mean(str(label), labels.names)
+    _require_known(str(label), row, labels)
+    return str(label)
+
+
+def _require_known(name: str, row: TableRow, labels: _Labels) -> None:
+    if name not in labels.name_set:
         shown = ", ".join(labels.names[:20]) + (", ..." if len(labels.names) > 20 else "")
         raise UserError(
-            f"{row.location}: the label {str(label)!r} does not occur in train; {hint}"
-            f"the labels of train are {shown}"
+            f"{row.location}: the label {name!r} does not occur in train; "
+            f"{did_you_mean(name, labels.names)}the labels of train are {shown}"
         )
-    return str(label)
 
 
 def _parse_number(label: str | int | float) -> float | None:

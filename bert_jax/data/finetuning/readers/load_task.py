@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.labeled_data import (
+    MULTI_LABEL,
     Columns,
     Conll,
     FewShot,
@@ -190,8 +191,14 @@ def _load(config: TaskConfig) -> Task:
 
 
 def _require_two_labels(task: Task) -> None:
-    """Refuses a training set with a single class: nothing can be learned from it."""
+    """Refuses a training set with a single class or no label: nothing can be learned from it."""
     train = task.splits.get("train", ())
+    if train and task.kind == MULTI_LABEL and len(task.labels) < 2:
+        raise UserError(
+            f"{task.name}: the {len(train):,} training examples have the labels "
+            f"{list(task.labels)}; expected at least two different labels: check the column of the "
+            "labels, or choose --kind classification for one yes-or-no question"
+        )
     labels = {label for example in train for label in class_labels(example)}
     if len(labels) == 1 and not has_soft_labels(task):
         (only,) = labels

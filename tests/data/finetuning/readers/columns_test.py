@@ -1,5 +1,6 @@
 """Tests tables of a user: four formats, discovered labels, and errors with their location."""
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -119,6 +120,91 @@ def test_kind_and_classes_are_inferred_from_the_labels(tmp_path):
     assert task.notes == (f"{path}: 1 rows without a label were left out.",)
 
 
+def test_several_labels_are_read_from_lists_and_from_cells_with_separators(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = [["b", "a"], [], ["c d"], ["a", "a"]]
+    rows = [{"text": f"text {number}", "label": each} for number, each in enumerate(names)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    files: dict[str, str | None] = {
+        write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))): None,
+        str(tmp_path / "a.parquet"): None,
+    }
+    for name, cell, separator in (("a.csv", ",", ";"), ("a.tsv", "\t", None)):
+        mark = separator or ","
+        lines = [f"{row['text']}{cell}{f' {mark} '.join(row['label'])}" for row in rows]
+        text = "\n".join([f"text{cell}label", *lines])
+        files[write(tmp_path, name, text)] = separator
+    for file, separator in files.items():
+        config = Columns(
+            train=file, text="text", label="label", kind="multi-label", label_separator=separator
+        )
+        task = read(config)
+        assert (task.kind, task.labels, task.notes) == ("multi-label", ("a", "b", "c d"), ())
+        assert task.metrics[0] == "mean_average_precision"
+        expected = [("b", "a"), (), ("c d",), ("a",)]
+        assert [each.label for each in task.splits["train"]] == expected, file
+
+
+def test_a_missing_list_of_labels_is_no_label_but_an_empty_one_is(tmp_path):
+    rows = [{"labels": [10, 9]}, {"labels": None}, {}, {"labels": [9]}, {"labels": []}]
+    text = "\n".join(json.dumps({"text": "x", **row}) for row in rows)
+    path = write(tmp_path, "a.jsonl", text)
+    task = read(Columns(train=path, test=path, text="text", label="labels", kind="multi-label"))
+    assert task.labels == ("9", "10")
+    assert [each.label for each in task.splits["train"]] == [("10", "9"), ("9",), ()]
+    assert [each.label for each in task.splits["test"]] == [("10", "9"), None, None, ("9",), ()]
+    assert task.notes == (f"{path}: 2 rows without a label were left out.",)
+    bare = write(tmp_path, "bare.jsonl", '{"text": "x"}\n')
+    (only,) = read(Columns(test=bare, text="text", kind="multi-label")).splits["test"]
+    assert only.label is None
+
+
+def test_a_column_that_looks_like_several_labels_is_questioned(tmp_path):
+    several = ("a|b", "b|c", "a|c", "a", "b")
+    path = write(tmp_path, "a.tsv", "text\tlabel\n" + "".join(f"t\t{x}\n" for x in several))
+    config = Columns(train=path, text="text", label="label")
+    note = "The column 'label' has 5 different labels, of which 3 contain '|', such as 'a|b'; if "
+    note += "these are several labels of one text, add "
+    assert read(config).notes == (f"{note}--kind multi-label --label-separator '|'.",)
+    wrong = dataclasses.replace(config, kind="multi-label")
+    assert read(wrong).notes == (f"{note}--label-separator '|'.",)
+    assert read(dataclasses.replace(wrong, label_separator="|")).notes == ()
+    assert read(dataclasses.replace(config, kind="classification")).notes == ()
+    # Half of the labels is not most, and names with punctuation have more parts than labels.
+    for labels in (("a|b", "b|c", "a", "b"), ("Rome, Italy", "Paris, France", "Bonn, Germany")):
+        rows = "".join(f"t\t{label}\n" for label in labels)
+        write(tmp_path, "a.tsv", "text\tlabel\n" + rows)
+        assert read(config).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "message"),
+    [
+        ([["a"], ["b"]], [["c"]],
+         r"dev\.jsonl, line 1: the label 'c' does not occur in train; the labels of train are a"),
+        (["a,,b", "a"], None, r"line 1: the column 'label' has 'a,,b', which has an empty label "
+         r"if split at ','; .* --label-separator names another"),
+        ([["a", ""], ["b"]], None, r"line 1: the column 'label' has the label ''; expected a list"),
+        ([["a", 0.5]], None, r"has the label 0\.5; expected a list of names or whole numbers"),
+        ([{"a": 1}], None, r"has the label \{'a': 1\}; expected a list of names"),
+        ([[], []], None, r"the 2 training examples have the labels \[\]; expected at least two"),
+        ([["a"], []], None, r"have the labels \['a'\]; .* --kind classification for one yes-or-no"),
+    ],
+)  # fmt: skip
+def test_invalid_lists_of_labels_are_reported(tmp_path, train, dev, message):
+    paths: dict[str, Any] = {}
+    for split, labels in (("train", train), ("dev", dev)):
+        if labels is not None:
+            rows = [json.dumps({"text": "t", "label": label}) for label in labels]
+            paths[split] = write(tmp_path, f"{split}.jsonl", "\n".join(rows))
+    with pytest.raises(UserError, match=message):
+        read(Columns(**paths, text="text", label="label", kind="multi-label"))
+    with pytest.raises(UserError, match=r"type list; expected a name .* need --kind multi-label"):
+        read(Columns(train=write(tmp_path, "a.jsonl", '{"text": "t", "label": ["a"]}'),
+                     text="text", label="label"))  # fmt: skip
+
+
 def test_unlabeled_examples_keep_their_order(tmp_path):
     """Tests test sets without a label column, or with empty label cells."""
     train = write(tmp_path, "train.csv", "text,pair,label\na,b,x\nc,d,y\n")
@@ -192,6 +278,11 @@ def test_invalid_ids_labels_and_formats_are_reported(tmp_path):
 
 
 def test_invalid_configs_are_rejected():
+    for kind in (None, "ranking"):
+        with pytest.raises(ConfigError, match=r"\(--label-separator\), and .*--kind multi-label"):
+            Columns(train="a", text="text", label="label", kind=kind, label_separator=";")
+    with pytest.raises(ConfigError, match="expected characters between labels"):
+        Columns(train="a", text="text", label="label", kind="multi-label", label_separator="")
     with pytest.raises(ConfigError, match="expected a file for train, dev or test"):
         Columns(text="text", label="label")
     with pytest.raises(ConfigError, match="one column is named twice"):
