@@ -51,7 +51,9 @@ def multi_label_loss(
     nearer to 0.5. `subset_accuracy` counts texts with all labels right at a threshold of 0.5.
     """
     logits_BC = outputs["binary_logits"].astype(jnp.float32)
-    indicators_BC, weights = batch["label_indicators"], batch["example_weights"]
+    weights = batch["example_weights"]
+    # In a batch of several tasks, this one may have fewer labels than another.
+    indicators_BC = batch["label_indicators"][:, : logits_BC.shape[-1]]
     targets_BC = indicators_BC.astype(jnp.float32)
     if label_smoothing:
         targets_BC = targets_BC * (1 - label_smoothing) + label_smoothing / 2

@@ -111,7 +111,8 @@ class EncodeExamples:
     """Tokenizes {"example": JSON of an `Example`} into sequences; a preprocessor of seqio.
 
     Attributes:
-      fields: batch field -> dims of one sequence, "", "L" or "AL".
+      fields: batch field -> dims of one sequence, "", "L", "AL" or "C".
+      num_labels: C, the number of class names.
       sequence_length: filled in by seqio, which passes it to preprocessors that have this name.
     """
 
@@ -119,6 +120,7 @@ class EncodeExamples:
     fields: Mapping[str, str]
     make_features: FeatureMaker
     task_id: int
+    num_labels: int
     sequence_length: Mapping[str, int] | None = None
 
     def __call__(self, dataset: Dataset) -> Dataset:
@@ -138,7 +140,7 @@ class EncodeExamples:
         def trim(sequence: TensorDict) -> TensorDict:
             trimmed: dict[str, Any] = {name: sequence[name] for name in fields}
             for name, dims in fields.items():
-                if dims:
+                if "L" in dims:
                     trimmed[name] = trimmed[name][..., : sequence["length"]]
             return {**trimmed, "task_id": tf.constant(self.task_id, tf.int32)}
 
@@ -156,12 +158,15 @@ class EncodeExamples:
                 "tokens, for example {'input_ids': 128}"
             )
         features = self.make_features(example, max_length)
-        arrays = (_padded_field(name, dims, features) for name, dims in self.fields.items())
+        arrays = (
+            _padded_field(name, dims, features, self.num_labels)
+            for name, dims in self.fields.items()
+        )
         return *arrays, features.lengths.astype(np.int32)
 
 
-def _padded_field(name: str, dims: str, features: Features) -> np.ndarray:
-    """Returns one field of all sequences, padded with zeros."""
+def _padded_field(name: str, dims: str, features: Features, num_labels: int) -> np.ndarray:
+    """Returns one field of all sequences, padded with zeros; -1 for labels that are unknown."""
     dtype = np.float32 if name in _FLOAT_FIELDS else np.int32
     num_sequences, max_length = len(features), int(features.lengths.max())
     if name.endswith(("input_ids", "token_type_ids")):
@@ -179,7 +184,9 @@ def _padded_field(name: str, dims: str, features: Features) -> np.ndarray:
         # features.
         arrays = [np.asarray(v) for v in values or [np.zeros(0, dtype)] * num_sequences]
         return np.array([np.pad(v, (0, max_length - len(v))) for v in arrays], dtype)
-    return np.array([-1] * num_sequences if values is None else values, dtype)
+    if values is None:
+        return np.full((num_sequences, *(num_labels,) * len(dims)), -1, dtype)
+    return np.array(values, dtype)
 
 
 @dataclass(frozen=True)
@@ -273,6 +280,7 @@ def register_labeled_task(
         kind_of(task).sequence_fields,
         _ExampleFeatures(dataclasses.replace(task, splits={}), vocabulary, window_overlap),
         task_id,
+        len(task.labels),
     )
     return add_task(name, source, preprocessors, encode_examples)
 

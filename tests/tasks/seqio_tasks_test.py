@@ -68,6 +68,14 @@ def config_of(folder: Path, kind: str) -> TaskConfig:
         "classification": Columns(
             train=texts, test=str(folder / "test.csv"), text="a", text_pair="b", label="label"
         ),
+        "multi-label": Columns(
+            train=texts,
+            test=str(folder / "test.csv"),
+            text="a",
+            text_pair="b",
+            label="label",
+            kind="multi-label",
+        ),
         "regression": Columns(train=texts, text="a", text_pair="b", label="score"),
         "token_classification": Conll(train=str(folder / "tags.txt")),
         "question_answering": Squad(train=str(folder / "questions.json")),
@@ -86,6 +94,7 @@ def rows_of(name: str, split: str = "train", **settings) -> list[dict[str, Any]]
     "kind",
     [
         "classification",
+        "multi-label",
         "regression",
         "token_classification",
         "question_answering",
@@ -125,6 +134,9 @@ def test_unlabeled_examples(folder):
     register_labeled_task("mine", config, tokenizer=vocabulary)
     (row,) = rows_of("mine", split="test")
     assert row["labels"] == -1 and row["token_type_ids"].tolist() == [0, 0, 0, 1, 1]
+    register_labeled_task("several", config_of(folder, "multi-label"), tokenizer=vocabulary)
+    (row,) = rows_of("several", split="test")
+    assert row["label_indicators"].tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(

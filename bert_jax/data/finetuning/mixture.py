@@ -59,7 +59,8 @@ def concatenate_features(features_by_task: Mapping[str, Features]) -> Features:
     """Concatenates the training sequences of several tasks that have no choices.
 
     A sequence has the targets of all tasks, zero for other tasks, and the index of its
-    task in `task_ids`.
+    task in `task_ids`. A target with a number for each label is padded with zeros to the largest
+    number of labels.
     """
     names = dict.fromkeys(
         name for task_features in features_by_task.values() for name in task_features.targets
@@ -71,9 +72,13 @@ def concatenate_features(features_by_task: Mapping[str, Features]) -> Features:
         joined.token_type_ids += task_features.token_type_ids
         for name in names:
             # An empty array is padded with zeros to the whole sequence.
-            blank = np.zeros(0) if FIELDS[name].dims == "BL" else 0
+            blank = 0 if FIELDS[name].dims == "B" else np.zeros(0)
             targets[name] += task_features.targets.get(name, [blank] * len(task_features))
         targets["task_ids"] += [task_index] * len(task_features)
+    for name in names:
+        if FIELDS[name].dims == "BC":
+            width = max(len(value) for value in targets[name])
+            targets[name] = [np.pad(value, (0, width - len(value))) for value in targets[name]]
     joined.targets = targets
     return joined
 

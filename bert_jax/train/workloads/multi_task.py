@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax.config.data import MultiTaskData
 from bert_jax.config.experiment import Experiment
@@ -85,10 +86,11 @@ class MultiTaskWorkload(Workload):
         loader = self._loader(phase_index, 0)
         # Each epoch draws other examples, so all epochs of the phase are asked for their lengths.
         epochs = -(-phase_config.steps // loader.batches_per_epoch)
-        return [
-            {"B": phase_config.batch_size, "L": length}
-            for length in loader.distinct_batch_lengths(epochs)
-        ]
+        sizes = {"B": phase_config.batch_size}
+        indicators = self._joined_features(phase_index).targets.get("label_indicators")
+        if indicators is not None:
+            sizes["C"] = len(np.asarray(indicators[0]))
+        return [{**sizes, "L": length} for length in loader.distinct_batch_lengths(epochs)]
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[FineTuningLoader]:

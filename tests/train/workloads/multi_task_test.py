@@ -11,7 +11,7 @@ from bert_jax.__main__ import main
 from bert_jax.apps.testing.models import small_model
 from bert_jax.config.config_lib import override
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.labeled_data import EqualMixing
+from bert_jax.config.labeled_data import Columns, EqualMixing
 from bert_jax.config.objectives import MultiTask
 from bert_jax.config.train import WarmupLinear, make_mesh_config
 from bert_jax.config.tuning import FullTuning, TuningConfig
@@ -20,11 +20,13 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.adapters.config import LoRA, PrefixTuning
+from bert_jax.models.heads.config import label_thresholds
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
+from bert_jax.predict.task_processor import require_head
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import hooks
 from bert_jax.runs.checkpoints.step_folder import restore_params
@@ -250,6 +252,33 @@ def test_tasks_share_an_adapter_and_end_early(folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_tasks_with_several_labels_have_their_own_thresholds(folder, tmp_path):
+    files = {}
+    for split in ("train", "dev"):
+        rows = [{"text": each, "labels": each.split()[:2]} for each in ("man", "sea man", "sea")]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        files[split] = str(tmp_path / f"{split}.jsonl")
+    two = Columns(**files, text="text", label="labels", kind="multi-label")
+    tasks = {
+        "two": two,
+        "scores": TASKS["regression"](folder),
+        "four": TASKS["multi-label"](folder),
+    }
+    settings = {"epochs": 0.5, "batch_size": 16, "learning_rate": 1e-2}
+    made = multi_task_experiment(tasks, str(folder / "model"), mixing=EqualMixing(), **settings)
+    with one_device_mesh():
+        assert run(override(made, ["data.bucket_lengths=[]"]), tmp_path / "run") == 0
+    found = {}
+    for name, num_labels in (("two", 2), ("four", 4)):
+        model = load_model(tmp_path / "run", name)
+        found[name] = label_thresholds(require_head(model))
+        assert len(found[name]) == num_labels and {*found[name]} != {0.5}
+        metrics = Predictor(model).evaluate(load_task(tasks[name]), "dev")
+        saved = json.loads((tmp_path / "run/evaluation.json").read_text())[name]["dev"]
+        assert metrics == pytest.approx(saved, abs=1e-5)
+    assert found["two"] != found["four"][:2]
+
+
 def test_prefixes_remain_in_the_model_of_a_task(folder, tmp_path):
     tuning = TuningConfig(method=PrefixTuning(length=2))
     config = experiment(folder, ("reviews", "scores"), epochs=0.2, tuning=tuning)
