@@ -106,16 +106,20 @@ def _with_class_names(rows: Any, features: Any) -> Any:
     """Replaces class ids by names in the columns of a `datasets.Dataset` that have names."""
     if not isinstance(features, Mapping):
         return rows
-    names = {key: feature.names for key, feature in features.items() if hasattr(feature, "names")}
-    return [
-        {
-            key: names[key][value]
-            if key in names and isinstance(value, int) and value >= 0
-            else value
-            for key, value in row.items()
-        }
-        for row in rows
-    ]
+    # A list of classes has the names in the feature of its items.
+    names = {
+        key: getattr(getattr(feature, "feature", feature), "names", None)
+        for key, feature in features.items()
+    }
+    return [{key: _named(value, names.get(key)) for key, value in row.items()} for row in rows]
+
+
+def _named(value: Any, names: Sequence[str] | None) -> Any:
+    if names is None:
+        return value
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    return names[value] if isinstance(value, int) and value >= 0 else value
 
 
 def _plain(value: Any) -> Any:

@@ -74,7 +74,9 @@ def finetune(
     """
     folder = _run_folder(run)
     columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
-    columns = {name: value for name, value in columns.items() if value is not None}
+    # All that says how a table is read, so that `evaluate` reads another one in the same way.
+    others = {name: flags[name] for name in ("id", "label_separator", "encoding") if name in flags}
+    columns = {name: value for name, value in (columns | others).items() if value is not None}
     settings = {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -90,9 +92,9 @@ def finetune(
             "model": None if model is None else _path(model),
             "run": str(folder),
             **_files({"train": train, "dev": dev, "test": test}, folder),
-            **columns,
             **{name: value for name, value in settings.items() if value is not None},
             **flags,
+            **columns,
         },
     )
     complete = finetune_verb.run(arguments) == EXIT_DONE

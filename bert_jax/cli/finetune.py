@@ -42,6 +42,8 @@ HELP = "fine-tune an encoder on a task of GLUE, SQuAD, CoNLL or your own labeled
 EPILOG = """examples:
   bert-jax finetune columns --train train.csv --dev dev.csv --text review --label sentiment \\
       --model exported --run runs/reviews
+  bert-jax finetune columns --train posts.jsonl --dev dev.jsonl --text post --label topics \\
+      --kind multi-label --model exported --run runs/topics
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte --epochs 3
   bert-jax finetune glue/rte --glue-dir glue_data --teacher runs/rte --teacher-layers 0,2,5 \\
       --run runs/rte-3-layers
@@ -57,8 +59,8 @@ test.jsonl (for text2text: predictions/columns-dev.jsonl), evaluation.json and r
 command resumes a run that was stopped. Exit codes: 0 done, 1 failure, 2 usage, 75 stopped by
 SIGTERM or Ctrl-C after saving a checkpoint.
 
-The third command distills the run of the second: a smaller model learns from the labels and from
-the predictions of a teacher, a model that was fine-tuned on the same task. The fourth command
+The fourth command distills the run of the third: a smaller model learns from the labels and from
+the predictions of a teacher, a model that was fine-tuned on the same task. The fifth command
 trains a few new parameters (LoRA); its checkpoints hold only these and the path of the model.
 
 A recipe, given with --config, replaces TASK and its flags. The recipe above trains one encoder on

@@ -47,6 +47,7 @@ in a line.
 
 Each prediction is one line. It has the text of the input, or the id for rows of tables, and
   {{"label": ..., "probabilities": {{...}}}}
+  {{"labels": [...], "probabilities": {{...}}}}
   {{"value": ...}}
   {{"choice": ..., "probabilities": [...]}}
   {{"tags": [...], "entities": [{{"type", "start", "end", "text"}}], "words": [...]}}

@@ -63,6 +63,28 @@ def test_same_call_returns_the_finished_run_and_other_data_is_refused(tuned, fol
         bert_jax.finetune(folder / "model", train=ROWS[:-2], dev=ROWS[:6], **settings)
 
 
+def test_several_labels_are_evaluated_as_they_were_trained(folder):
+    rows = [{"text": "a net", "tags": "work;sea"}, {"text": "the man", "tags": ""}] * 8
+    rows += [{"text": "sea", "tags": "sea"}] * 4
+    tuned = bert_jax.finetune(
+        folder / "model",
+        train=rows,
+        dev=rows,
+        text="text",
+        label="tags",
+        kind="multi-label",
+        label_separator=";",
+        run=folder / "several",
+        epochs=6,
+        batch_size=8,
+        learning_rate=2e-2,
+        max_length=12,
+    )
+    assert tuned.evaluate(rows) == pytest.approx(tuned.metrics["dev"], abs=1e-5)
+    assert tuned.metrics["dev"]["f1_micro"] > 0.9
+    assert set(tuned.predict("a net")["probabilities"]) == {"sea", "work"}
+
+
 def test_unknown_setting_is_named(folder):
     with pytest.raises(
         ConfigError, match="no setting 'learning_rat'; did you mean 'learning_rate'"
@@ -120,6 +142,10 @@ def test_class_ids_of_datasets_become_names_and_splits_are_found(tmp_path):
     assert sorted(found) == ["dev", "train"]
     lines = Path(table_file(found["dev"], tmp_path, "dev")).read_text().splitlines()
     assert [json.loads(line)["label"] for line in lines] == ["yes", "no"]
+    several = {"labels": datasets.List(features["label"])}
+    table = datasets.Dataset.from_dict({"labels": [[1, 0], []]}, datasets.Features(several))
+    lines = Path(table_file(table, tmp_path, "lists")).read_text().splitlines()
+    assert [json.loads(line)["labels"] for line in lines] == [["yes", "no"], []]
     with pytest.raises(UserError, match="train has the splits test; expected one called train"):
         split_tables({"train": datasets.DatasetDict(test=split)})
 

@@ -105,8 +105,18 @@ def test_own_corpus_tutorial(folder):
 
 @pytest.mark.slow
 def test_own_labels_tutorial(exported):
-    assert len(run_page(DOCS / "tutorials/own_labels.md", make_short)) == 4
+    topics = {
+        "the man": ["people"],
+        "the sea .": ["places"],
+        "man by the sea": ["people", "places"],
+    }
+    posts = [json.dumps({"post": post, "topics": each}) for post, each in topics.items()]
+    for name in ("posts", "posts_dev"):
+        (exported.parent / f"{name}.jsonl").write_text("\n".join(posts) + "\n")
+    assert len(run_page(DOCS / "tutorials/own_labels.md", make_short)) == 6
     assert (exported.parent / "reviews/config.json").is_file()
+    topics_run = json.loads((exported.parent / "runs/topics/fitted_heads.json").read_text())
+    assert topics_run["heads"][""]["labels"] == ["people", "places"]
 
 
 @pytest.mark.slow  # tests/api_test.py trains with a loop of its own
@@ -167,7 +177,7 @@ def test_sentence_embeddings_guide(exported):
     for name, columns in (("pairs", ("question", "answer")), ("scored", ("first", "second"))):
         with Path(f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([(*columns, "similarity"), *rows])
-    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 5
+    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 6
     assert (exported.parent / "runs/scored/report.html").is_file()
 
 

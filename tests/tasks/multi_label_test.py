@@ -182,6 +182,8 @@ def test_export_keeps_thresholds_and_probabilities_in_transformers(task_run, tmp
     reloaded = load_model(tmp_path / "exported")
     assert reloaded.head == head
     assert multi_label_head(tmp_path / "exported").thresholds == head.thresholds
+    threshold = f"| `{head.labels[0]}` | {head.thresholds[0]:.4g} |"
+    assert threshold in (tmp_path / "exported/README.md").read_text()
     found = Predictor(reloaded)(TEXTS)
     assert found == [
         {**row, "probabilities": pytest.approx(row["probabilities"], abs=1e-6)}
