@@ -314,13 +314,15 @@ def load_predictor(
     """
     from bert_jax.predict.predictor import Predictor
     from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
+    from bert_jax.pretrained.folder import resolve_model_folder
     from bert_jax.pretrained.load import load_model, require_single_task
 
-    if is_setfit_folder(args.model):
+    folder = resolve_model_folder(args.model)
+    if is_setfit_folder(folder):
         if name := first_given(args, *settings, task_field, "base"):
             raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
-        return SetFitClassifier(args.model)
-    model = load_model(args.model, getattr(args, task_field), args.base)
+        return SetFitClassifier(folder)
+    model = load_model(folder, getattr(args, task_field), args.base)
     require_single_task(model, f"--{task_field.replace('_', '-')}")
     return Predictor(model, batch_size=args.batch_size, **settings)
 

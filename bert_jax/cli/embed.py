@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments import (
@@ -67,8 +66,9 @@ class Arguments(VectorArguments, TextArguments, ModelArguments):
 def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     from bert_jax.predict.static_embedder import is_static_folder
+    from bert_jax.pretrained.folder import resolve_model_folder
 
-    if is_static_folder(Path(args.model)):
+    if is_static_folder(resolve_model_folder(args.model)):
         _embed_statically(args)
         return
     from bert_jax.predict.embedder import Embedder

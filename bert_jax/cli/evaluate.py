@@ -62,6 +62,7 @@ def run(args: Arguments) -> None:
 
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.data.finetuning.readers.load_task import load_task
+    from bert_jax.pretrained.folder import resolve_model_folder
     from bert_jax.tasks.analysis import metrics_by_group
     from bert_jax.tasks.registry import compute_metrics
 
@@ -69,7 +70,7 @@ def run(args: Arguments) -> None:
     task = load_task(config)
     for note in task.notes:
         logger.info("note: %s", note)
-    found_items = known_items(args.contamination, args.model)
+    found_items = known_items(args.contamination, resolve_model_folder(args.model))
     results: dict[str, dict[str, Any]] = {}
     for split in [args.split] if args.split else _labeled_splits(task):
         num_examples = len(task.splits.get(split, ()))

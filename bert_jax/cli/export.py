@@ -112,7 +112,7 @@ def run(args: Arguments) -> int:
                 "--adapter exports what a run of one task trained; remove --task, --generator, "
                 "--onnx and --bundle"
             )
-        difference = export_adapter(Path(args.run_folder), Path(args.output), args.base)
+        difference = export_adapter(args.run_folder, Path(args.output), args.base)
         logger.info(
             "exported the adapter of %s to %s; read back with its base, no parameter differs by "
             "more than %.1e",

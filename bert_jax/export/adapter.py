@@ -25,12 +25,13 @@ from bert_jax.models.heads.config import TaskHead
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import BASE, base_of, fitted_head, restore_run, tuning_of
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.runs import run_folder
 from bert_jax.version import __version__
 
 
-def export_adapter(run: Path, output: Path, base_path: str | None = None) -> float:
+def export_adapter(run: str | Path, output: Path, base_path: str | None = None) -> float:
     """Writes the adapter, the head and the tokenizer of a run to the new folder `output`.
 
     Args:
@@ -47,6 +48,7 @@ def export_adapter(run: Path, output: Path, base_path: str | None = None) -> flo
         (nothing is left at `output` then).
     """
     check_new_folder(output)
+    run = resolve_model_folder(run)
     adapter = read_trained_parameters(run)
     if base_path is not None:
         adapter = replace(adapter, base=base_path)
@@ -83,14 +85,13 @@ def read_trained_parameters(run: Path) -> PeftAdapter:
     Raises:
       UserError: it is no run, or it trained the whole model, or several tasks.
     """
-    is_step = run.name.isdigit() and run.parent.name == run_folder.CHECKPOINTS
-    folder = run.parent.parent if is_step else run
-    if not run_folder.is_run_folder(folder):
+    found = run_folder.find_run(run)
+    if found is None:
         raise UserError(
             f"{run} is not a run folder; --adapter exports what a run of `bert-jax finetune "
             "--method` trained"
         )
-    params, info, step = restore_run(folder, int(run.name) if is_step else None)
+    params, info, step = restore_run(*found)
     config = info.get("config", {})
     objective = config["objective"]["type"]
     if BASE not in info:
@@ -110,7 +111,7 @@ def read_trained_parameters(run: Path) -> PeftAdapter:
         method=tuning.adapter,
         adapter=_to_numpy(params.get(ADAPTER, {})),
         params=_to_numpy(others),
-        head=fitted_head(folder, step)
+        head=fitted_head(found[0], step)
         or from_json(TaskHead, config["objective"]["head"], "objective.head"),
         base=base.path,
         fingerprint=base.fingerprint,

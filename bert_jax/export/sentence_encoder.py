@@ -89,7 +89,7 @@ def with_choices(
     Raises:
       ConfigError: a dense layer or the logistic regression of SetFit does not fit the new vectors.
     """
-    if is_setfit_folder(sentence.model.path) and (pooling, normalize) != (None, None):
+    if is_setfit_folder(Path(sentence.model.path)) and (pooling, normalize) != (None, None):
         raise ConfigError(
             f"the logistic regression of {sentence.model.path} was fitted to the vectors as they "
             "are; remove --pooling and --normalize"
@@ -149,7 +149,7 @@ def export_sentence_encoder(
             head = SentenceHead(sentence.config, paths.flatten(sentence.head_params))
             size, length = model.config.hidden_size, model.config.max_length
             write_sentence_head(folder, head, size, length)
-            if is_setfit_folder(model.path):
+            if is_setfit_folder(Path(model.path)):
                 load_head(Path(model.path)).save(folder)
             # Both: equal hidden states do not show that pooling, dense layers and prompts were
             # written as they are.
@@ -207,7 +207,7 @@ def _model_card(
         prompts=f" Prompts: {prompts}." if prompts else "",
     )
     sections = [card]
-    if is_setfit_folder(model.path):
+    if is_setfit_folder(Path(model.path)):
         sections.append(
             _CLASSIFIER.format(
                 name=name,

@@ -36,7 +36,7 @@ def find_checkpoint(path: Path) -> Path | None:
     Raises:
       UserError: the folder holds several checkpoints.
     """
-    if path.with_name(path.name + _INDEX_SUFFIX).is_file():
+    if Path(f"{path}{_INDEX_SUFFIX}").is_file():
         return path
     if not path.is_dir():
         return None

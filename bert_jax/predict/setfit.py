@@ -23,6 +23,7 @@ from bert_jax.predict.checks import (
     nonempty_examples,
 )
 from bert_jax.predict.embedder import Embedder
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs.run_folder import SETFIT_HEAD
 from bert_jax.tasks.base import ModelInput
@@ -63,9 +64,9 @@ class SetFitHead:
         write_json(folder / HEAD_CONFIG, config)
 
 
-def is_setfit_folder(folder: str | Path) -> bool:
+def is_setfit_folder(folder: Path) -> bool:
     """Returns whether a folder has the head of a run of SetFit."""
-    return (Path(folder) / HEAD_CONFIG).is_file()
+    return (folder / HEAD_CONFIG).is_file()
 
 
 def load_head(folder: Path) -> SetFitHead:
@@ -130,7 +131,8 @@ class SetFitClassifier:
         Raises:
           UserError: the folder is not a SetFit run, or its head does not fit its encoder.
         """
-        self.head = load_head(Path(folder)) if head is None else head
+        folder = resolve_model_folder(folder)
+        self.head = load_head(folder) if head is None else head
         self._path, self._embedder = str(folder), Embedder(load_model(folder))
         self.kind, self.max_length = kind_named("classification"), self._embedder.max_length
         self.num_truncated = 0

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from bert_jax.errors import UserError, require_list_of_texts
 from bert_jax.io.json_io import read_json_object
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.text.tokenizer import check_unicode
 
 MODEL_TYPE = "model2vec"
@@ -51,7 +52,7 @@ class StaticEmbedder:
         Raises:
           UserError: a file is missing or damaged, or the files do not belong together.
         """
-        folder = Path(folder)
+        folder = resolve_model_folder(folder)
         config = read_json_object(folder / CONFIG)
         if config.get("model_type") != MODEL_TYPE:
             raise UserError(

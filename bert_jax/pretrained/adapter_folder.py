@@ -17,6 +17,7 @@ from bert_jax.models.heads.config import task_parts
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import Base, TrainedAdapter
+from bert_jax.pretrained.folder import resolve_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class AdaptedModel(NamedTuple):
 
 
 def read_with_base(
-    folder: Path, base_path: str | Path | None, load_model: Callable[[str], Any]
+    folder: Path, base_path: str | Path | None, load_model: Callable[[Path], Any]
 ) -> AdaptedModel:
     """Reads an adapter folder and its base.
 
@@ -80,20 +81,21 @@ def read_with_base(
     return AdaptedModel(imported=imported, adapter=method, adapter_params=adapter_params)
 
 
-def _find_base(folder: Path, base_path: str | Path | None) -> str:
-    path = str(base_path or read_adapter_config(folder).base)
-    if not path:
+def _find_base(folder: Path, base_path: str | Path | None) -> Path:
+    name = base_path or read_adapter_config(folder).base
+    if not name:
         raise UserError(
             f"{folder}: base_model_name_or_path is null in its config; give the model that the "
             "adapter was trained on with --base (in Python: load_model(..., base=...))"
         )
-    if not Path(path).exists():
+    try:
+        return resolve_model_folder(name)
+    except UserError as error:
         source = "--base" if base_path else "the base of the adapter"
         raise UserError(
-            f"{folder}: {source} is {path}, and there is no such folder here; give a copy of that "
-            "model with --base (in Python: load_model(..., base=...))"
-        )
-    return path
+            f"{folder}: {source} cannot be read: {error}; give a copy of that model with --base "
+            "(in Python: load_model(..., base=...))"
+        ) from None
 
 
 def read_for_base(folder: Path, base: Any) -> PeftAdapter:
@@ -125,7 +127,8 @@ def read_peft_adapter(folder: str | Path, base: Any) -> TrainedAdapter:
     Raises:
       UserError: the folder has no adapter with a head; or as `read_for_base`.
     """
-    found = read_for_base(Path(folder), base)
+    folder = resolve_model_folder(folder)
+    found = read_for_base(folder, base)
     if found.method is None or found.head is None:
         raise UserError(
             f"{folder} has no adapter with the head of a task; expected LoRA, IA3, prompt tuning "

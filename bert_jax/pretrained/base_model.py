@@ -19,6 +19,7 @@ from bert_jax.models.adapters.network import can_be_merged, merge_adapter
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
 
 BASE = "base"
@@ -67,7 +68,8 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
     Raises:
       UserError: the folder is no run that trained an adapter on one task.
     """
-    params, info, step = restore_run(Path(folder), None)
+    folder = resolve_model_folder(folder)
+    params, info, step = restore_run(folder, None)
     config = info.get("config", {})
     tuning = tuning_of(info)
     objective = config["objective"]["type"]
@@ -79,7 +81,7 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
     return TrainedAdapter(
         method=tuning.adapter,
         params=params[ADAPTER],
-        head=fitted_head(Path(folder), step)
+        head=fitted_head(folder, step)
         or from_json(TaskHead, config["objective"]["head"], "objective.head"),
         head_params={part: tree for part, tree in params.items() if part != ADAPTER},
         base=base_of(info),

@@ -12,6 +12,7 @@ from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.replaced_tokens import generator_params
 from bert_jax.params import paths
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model, require_no_adapter
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
@@ -25,9 +26,10 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
     Raises:
       UserError: as `load_model`.
     """
-    if tf1.find_checkpoint(Path(path)) is not None:
-        return build_model(tf1.read_checkpoint(Path(path)), str(path))
-    model = load_model(path)
+    folder = resolve_model_folder(path)
+    if tf1.find_checkpoint(folder) is not None:
+        return build_model(tf1.read_checkpoint(folder), str(folder))
+    model = load_model(folder)
     require_no_adapter(model, "be the start of another training")
     return model
 
@@ -40,11 +42,12 @@ def load_generator(path: str | Path) -> LoadedModel:
     Raises:
       UserError: the path is neither, or the run has another objective.
     """
-    if not run_folder.is_run_folder(Path(path)):
-        return build_model(tf1.read_checkpoint(Path(path), generator=True), str(path))
+    folder = resolve_model_folder(path)
+    if not run_folder.is_run_folder(folder):
+        return build_model(tf1.read_checkpoint(folder, generator=True), str(folder))
     from bert_jax.runs.checkpoints.step_folder import restore_params
 
-    params, info, _ = restore_params(run_folder.checkpoint_dir(Path(path)), None)
+    params, info, _ = restore_params(run_folder.checkpoint_dir(folder), None)
     objective = info["config"]["objective"]
     if objective["type"] != "ReplacedTokens":
         raise UserError(
@@ -55,9 +58,9 @@ def load_generator(path: str | Path) -> LoadedModel:
         ImportedModel(
             flat_params=paths.flatten(generator_params(params)),
             config=from_json(EncoderConfig, objective["generator"], "objective.generator"),
-            tokenizer=find_tokenizer(Path(path) / TOKENIZER_FOLDER),
+            tokenizer=find_tokenizer(folder / TOKENIZER_FOLDER),
         ),
-        str(path),
+        str(folder),
     )
 
 
@@ -66,7 +69,7 @@ def require_readable_base(path: str) -> None:
 
     The checkpoints of a run that trains a part of a model need the model whenever they are used.
     """
-    if tf1.find_checkpoint(Path(path)) is not None:
+    if tf1.find_checkpoint(resolve_model_folder(path)) is not None:
         raise UserError(
             f"{path} is a TF1 checkpoint, and train.tuning.method trains only a part of it, so "
             "each prediction would need TensorFlow to read the rest; make a Hugging Face folder of "
@@ -74,26 +77,18 @@ def require_readable_base(path: str) -> None:
         )
 
 
-def check_model_exists(path: str) -> None:
-    """Raises UserError if there is no file or folder of a model, before it is read."""
-    if not Path(path).exists() and tf1.find_checkpoint(Path(path)) is None:
-        raise UserError(
-            f"--model {path}: no such folder; expected a run folder, a Hugging Face folder or a "
-            "Google TF1 checkpoint"
-        )
-
-
 def tokenizer_folder(model: str) -> Path:
-    """Returns the folder with the tokenizer files of a model that `load_model_or_tf1` reads."""
-    path = Path(model)
+    """Returns the folder with the tokenizer files of a model that `load_model_or_tf1` reads.
+
+    Raises:
+      UserError: there is no such model.
+    """
+    path = resolve_model_folder(model)
     checkpoint = tf1.find_checkpoint(path)
     if checkpoint is not None:
         return checkpoint.parent
-    if run_folder.is_run_folder(path):
-        return path / TOKENIZER_FOLDER
-    if path.name.isdigit() and path.parent.name == run_folder.CHECKPOINTS:
-        return path.parent.parent / TOKENIZER_FOLDER
-    return path
+    found = run_folder.find_run(path)
+    return path if found is None else found[0] / TOKENIZER_FOLDER
 
 
 def check_initial_tokenizer(

@@ -40,6 +40,7 @@ from bert_jax.pretrained.base_model import (
     remaining_adapter,
     restore_run,
 )
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
@@ -125,7 +126,7 @@ class LoadedModel:
       params: nested dict of float32 NumPy arrays; only the parts that the source has.
       config: the config of the encoder.
       tokenizer: None if the source has no tokenizer files.
-      path: the path from which the model was loaded.
+      path: the path of the folder from which the model was loaded.
       missing: pretraining heads of the model's family that the source lacks, such as "pooler".
       run: the checkpoint of the run; None for a Hugging Face folder or a TF1 checkpoint.
       head: the head of the task for which it was fine-tuned; None for a pretrained model.
@@ -207,22 +208,21 @@ def load_model(
       UserError: the path has no model; a file is damaged; the model's family is not supported; or
         the tokenizer has more tokens than the model.
     """
-    folder = Path(path)
+    folder = resolve_model_folder(path)
+    path = str(folder)
     if is_adapter_folder(folder):
-        require_no_task(str(path), task)
+        require_no_task(path, task)
         imported, adapter, adapter_params = read_with_base(folder, base, load_model)
-        model = build_model(imported, str(path))
+        model = build_model(imported, path)
         return dataclasses.replace(model, adapter=adapter, adapter_params=adapter_params)
     if base is not None:
         raise ConfigError(f"--base {base}: {path} is not an adapter folder, so it has no base")
-    if run_folder.is_run_folder(folder):
-        return _load_run(folder, None, task)
-    if folder.name.isdigit() and folder.parent.name == CHECKPOINTS:
-        return _load_run(folder.parent.parent, int(folder.name), task)
+    if (found := run_folder.find_run(folder)) is not None:
+        return _load_run(*found, task)
     encoder_folder = transformer_folder(folder)
     if (encoder_folder / huggingface.CONFIG).is_file():
-        require_no_task(str(path), task)
-        return build_model(huggingface.read_folder(encoder_folder), str(path))
+        require_no_task(path, task)
+        return build_model(huggingface.read_folder(encoder_folder), path)
     raise UserError(
         f"{path}: {describe_folder(folder)}; expected a run folder with {CHECKPOINTS}/, or a "
         f"Hugging Face folder with {huggingface.CONFIG} and {huggingface.WEIGHTS} "

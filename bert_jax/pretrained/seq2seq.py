@@ -19,6 +19,7 @@ from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.parameters import check_finite, check_same_shapes
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import restore_run
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
 from bert_jax.text import compatibility
 from bert_jax.text.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ class LoadedSeq2Seq:
       params: nested dict of float32 NumPy arrays.
       config: the config of the model.
       tokenizer: None if the source has no tokenizer files.
-      path: the path from which the model was loaded.
+      path: the path of the folder from which the model was loaded.
     """
 
     params: dict[str, Any]
@@ -50,20 +51,18 @@ def load_seq2seq(path: str | Path) -> LoadedSeq2Seq:
       UserError: the path has no model; the model has no decoder; a file is damaged; the family is
         not supported; or the tokenizer does not fit.
     """
-    folder = Path(path)
-    if run_folder.is_run_folder(folder):
-        return _load_run(folder, None)
-    if folder.name.isdigit() and folder.parent.name == run_folder.CHECKPOINTS:
-        return _load_run(folder.parent.parent, int(folder.name))
+    folder = resolve_model_folder(path)
+    if (found := run_folder.find_run(folder)) is not None:
+        return _load_run(*found)
     if not (folder / huggingface.CONFIG).is_file():
         raise UserError(
-            f"{path}: {describe_folder(folder)}; expected a run folder, or a Hugging Face folder "
+            f"{folder}: {describe_folder(folder)}; expected a run folder, or a Hugging Face folder "
             f"with {huggingface.CONFIG} and {huggingface.WEIGHTS}"
         )
     model_type = read_json_object(folder / huggingface.CONFIG).get("model_type")
     if str(model_type) in formats():
-        raise _no_decoder(str(path), str(model_type))
-    return build_seq2seq(read_seq2seq_folder(folder), find_tokenizer(folder), str(path))
+        raise _no_decoder(str(folder), str(model_type))
+    return build_seq2seq(read_seq2seq_folder(folder), find_tokenizer(folder), str(folder))
 
 
 def seq2seq_config(path: str | Path) -> EncoderDecoderConfig:
@@ -73,11 +72,9 @@ def seq2seq_config(path: str | Path) -> EncoderDecoderConfig:
 
 def is_seq2seq(path: str | Path) -> bool:
     """Returns whether a folder has an encoder-decoder; False for a folder without any model."""
-    folder = Path(path)
-    if folder.name.isdigit() and folder.parent.name == run_folder.CHECKPOINTS:
-        folder = folder.parent.parent
-    if run_folder.is_run_folder(folder):
-        model = run_folder.read_config(folder).get("objective", {}).get("model") or {}
+    folder = resolve_model_folder(path)
+    if (found := run_folder.find_run(folder)) is not None:
+        model = run_folder.read_config(found[0]).get("objective", {}).get("model") or {}
         return model.get("type") in _TYPE_NAMES
     file = folder / huggingface.CONFIG
     return file.is_file() and str(read_json_object(file).get("model_type")) in seq2seq_formats()

@@ -280,3 +280,16 @@ def checkpoint_dir(folder: Path) -> Path | str:
 def is_run_folder(folder: Path) -> bool:
     """Returns whether `folder` is a run folder, with checkpoints in it or a location for them."""
     return (folder / CHECKPOINTS).is_dir() or external_checkpoint_dir(folder) is not None
+
+
+def find_run(path: Path) -> tuple[Path, int | None] | None:
+    """Returns the run folder at a path, and the step if the path is one of its checkpoints.
+
+    The result is None for a path that is neither.
+    """
+    if is_run_folder(path):
+        return path, None
+    run = path.parent.parent
+    if path.name.isdigit() and path.parent.name == CHECKPOINTS and is_run_folder(run):
+        return run, int(path.name)
+    return None

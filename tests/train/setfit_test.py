@@ -208,8 +208,9 @@ def test_damaged_heads_are_refused(folder: Path, tmp_path: Path):
     (tmp_path / HEAD_WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(UserError, match="cannot be read"):
         load_head(tmp_path)
+    (tmp_path / "stopped").mkdir()
     with pytest.raises(UserError, match=r"has no setfit_head.json; .* use bert_jax.Predictor"):
-        SetFitClassifier(tmp_path / "absent")
+        SetFitClassifier(tmp_path / "stopped")
     narrow = dataclasses.replace(head, weight=head.weight[:, :3])
     with pytest.raises(UserError, match=r"expects embeddings of size 3, but those .* have size 16"):
         SetFitClassifier(folder, narrow)

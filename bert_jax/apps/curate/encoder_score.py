@@ -6,13 +6,13 @@ Rule(signal=EncoderScore(model="runs/quality", label="good"), at_least=0.5)
 import functools
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_jax.apps.curate.signals import TextView
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import class_labels
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.tasks.registry import kind_of_head
 
@@ -35,11 +35,7 @@ class EncoderScore:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        if not Path(self.model).is_dir():
-            raise UserError(
-                f"{self.model}: no such folder; expected a run of `bert-jax finetune`, or a "
-                "Hugging Face folder with a head"
-            )
+        resolve_model_folder(self.model)  # raises before any document is read
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from bert_jax.apps.serve.server_state import ServerState
 from bert_jax.apps.serve.shipped import OnnxBackend, is_bundle, read_bundle
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.onnx.write import OnnxPrecision
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import load_model
 
 logger = logging.getLogger(__name__)
@@ -198,12 +199,13 @@ def _serve_folder(
     adapters: dict[str, str],
     onnx: OnnxPrecision | None,
 ) -> list[ServedModel]:
-    if is_bundle(Path(path)):
+    folder = resolve_model_folder(path)
+    if is_bundle(folder):
         if onnx:
             raise ConfigError(
                 f"{path} is a bundle, which has no ONNX files; leave out --onnx, or serve it alone"
             )
-        model, backend = read_bundle(Path(path))
+        model, backend = read_bundle(folder)
         return serve_model(name, model, config, adapters, backend)
-    model = load_model(path)
+    model = load_model(folder)
     return serve_model(name, model, config, adapters, OnnxBackend(model, onnx) if onnx else None)

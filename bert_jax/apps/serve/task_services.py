@@ -35,6 +35,7 @@ from bert_jax.predict.task_processor import (
 )
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import TrainedAdapter, read_adapter, restore_run
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint, require_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.tasks.base import ModelInput
@@ -290,7 +291,7 @@ def make_adapter_services(
     read: dict[str, tuple[TrainedAdapter, LoadedModel]] = {}
     groups: dict[Any, dict[str, TrainedAdapter]] = {}
     for adapter_name, folder in folders.items():
-        adapter, model = _read(Path(folder), base)
+        adapter, model = _read(resolve_model_folder(folder), base)
         outputs_of(adapter.head, folder)
         read[adapter_name] = adapter, model
         groups.setdefault(set_key(adapter), {})[adapter_name] = adapter

@@ -39,7 +39,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.file_lock import AlreadyLockedError, acquire_lock, lock_owner
 from bert_jax.io.json_io import read_json_object
-from bert_jax.pretrained.initial import check_model_exists
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
 from bert_jax.train import compilation_cache
@@ -354,7 +354,7 @@ def run_study(study: Study, output: Path, *, model: str, shard: JobShard | None 
       The exit code: 0, 1 if a run failed, 75 if a signal asked to stop.
     """
     with JobRunner(output, shard=shard) as runner:
-        check_model_exists(model)
+        resolve_model_folder(model)  # before any run is started
         runner.write_or_check_settings(study.settings)
         try:
             failed = study.run(runner)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 from bert_jax.config.data import Masking, PretrainingData, SingleSegment
-from bert_jax.data.corpus.manifest import read_manifest
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.loader import evaluation_batches
 from bert_jax.errors import UserError, check_range
@@ -23,7 +23,6 @@ from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
 from bert_jax.objectives.pretraining import masked_lm_loss
 from bert_jax.params import paths
-from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
@@ -96,10 +95,11 @@ def require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
         raise UserError(
             f"{model.path} has no {missing_part}; use the pretrained model before fine-tuning"
         )
+    folder = model.path if model.run is None else model.run.folder / TOKENIZER_FOLDER
     check_same_tokenizer(
         Tokenization.of(model.tokenizer, model.path),
         corpus_tokenization(corpus_folder, read_manifest(corpus_folder)),
-        f"prepare the text again: `bert-jax prepare --tokenizer {tokenizer_folder(model.path)}`",
+        f"prepare the text again: `bert-jax prepare --tokenizer {folder}`",
     )
     return model.tokenizer
 

@@ -19,6 +19,7 @@ from bert_jax.config.objectives import FineTuning
 from bert_jax.config.train import LabeledEval
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems, copy_items
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
@@ -38,6 +39,7 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.predict.task_processor import save_demonstrations
 from bert_jax.pretrained.base_model import save_fitted_heads
+from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.runs.training_data import examples_fingerprint
@@ -87,10 +89,11 @@ class FineTuningWorkload(Workload):
 
     def prepare_run_folder(self, folder: Path) -> None:
         """Checks the tokenizer against the model and saves it; see `Workload`."""
-        model = self._objective_config.model
+        model, is_new = self._objective_config.model, not (folder / TOKENIZER_FOLDER).exists()
         self._check_and_save_tokenizer(self._tokenizer, self._data.tokenizer, model, folder)
-        if self._experiment.init_from and not (folder / ITEMS_FILE).is_file():
-            copy_items([self._experiment.init_from], folder)
+        # A run that is resumed has a copy of what it needs; its initial model may be gone.
+        if is_new and self._experiment.init_from and not (folder / ITEMS_FILE).is_file():
+            copy_items([resolve_model_folder(self._experiment.init_from)], folder)
         if self._data.prompt and self._data.prompt.demonstrations:
             save_demonstrations(folder, text_examples(self._task, "train"))
 

@@ -281,7 +281,8 @@ def test_submission_file_class_names():
 def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(jobs, "JobRunner", FakeJobRunner)
-    monkeypatch.setattr(jobs, "check_model_exists", lambda model: None)  # "<m>" is no folder
+    (tmp_path / "<m>").mkdir()  # never read, because no job runs
+    monkeypatch.chdir(tmp_path)
     output = tmp_path / "output"
     flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]

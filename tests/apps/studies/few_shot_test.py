@@ -215,9 +215,10 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     monkeypatch.setattr(few_shot, "train_setfit", run_setfit)
     monkeypatch.setattr(JobRunner, "run", run_jobs)
     command = ["few-shot", "sst2", str(folder / "model"), "--glue-dir", str(folder / "glue")]
-    command += ["--output", str(tmp_path / "out"), "--shots", "2", "--seeds", "13", "21"]
+    command += ["--output", str(tmp_path / "out"), "--shots", "2"]
     command += ["--prompt", str(folder / "prompt.json"), "--max-length", "16"]
-    assert cli.main(command) == 0
+    seeds = ["--seeds", "13", "21"]
+    assert cli.main([*command, *seeds]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert list(results) == list(METHODS)
     assert results["lora"]["accuracy"]["mean"] == pytest.approx(0.17)
@@ -230,14 +231,14 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
         patch.setattr(
             "bert_jax.apps.studies.few_shot.load_model", None
         )  # nothing is computed again
-        assert cli.main(command) == 0
+        assert cli.main([*command, *seeds]) == 0
     assert capsys.readouterr().out == table
     assert cli.main([*command, "--seeds", "13", "42", "--methods", "demonstrations"]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert list(results) == list(METHODS)  # those of earlier calls stay
     runs = {method: results[method]["accuracy"]["runs"] for method in ("demonstrations", "lora")}
     assert runs == {"demonstrations": 2, "lora": 1}
-    assert cli.main([*command[:-2], "--max-length", "18"]) == 1
+    assert cli.main([*command[:-2], *seeds, "--max-length", "18"]) == 1
 
 
 def test_the_command_line_names_all_methods():

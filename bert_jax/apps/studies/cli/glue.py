@@ -92,6 +92,7 @@ def run(args: Arguments) -> int:
     from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
     from bert_jax.apps.studies.jobs import JobShard, run_study
     from bert_jax.data.corpus.contamination.found_items import known_items
+    from bert_jax.pretrained.folder import resolve_model_folder
     from bert_jax.train.preemption import EXIT_PREEMPTED
 
     benchmark_config = BenchmarkConfig(
@@ -109,7 +110,7 @@ def run(args: Arguments) -> int:
     output, shard = Path(args.output), None
     if args.shard is not None and args.num_shards is not None:
         shard = JobShard(index=args.shard, count=args.num_shards)
-    found_items = known_items(args.contamination, args.model)
+    found_items = known_items(args.contamination, resolve_model_folder(args.model))
     study = Benchmark(benchmark_config, output, found_items)
     for task, reason in study.skipped.items():
         logger.info("%s skipped: %s", task, reason)

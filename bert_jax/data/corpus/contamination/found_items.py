@@ -209,18 +209,19 @@ class FoundItems:
 
 # Items are known by a hash of their words, not by file and row: `evaluate`, `finetune` and `glue`
 # recognize them in any format of the same data.
-def known_items(folder: str | None, model: str) -> FoundItems | None:
+def known_items(folder: str | None, model: Path) -> FoundItems | None:
     """Returns what is known about the pretraining corpus of a model.
 
     Args:
       folder: the folder that a user gives; None to look in the folder of the model.
+      model: the folder of the model.
 
     Raises:
       UserError: the folder that the user gives has no file of items, or the file is damaged.
     """
     if folder is not None:
         return FoundItems.read(folder)
-    return FoundItems.read(model) if (Path(model) / ITEMS_FILE).is_file() else None
+    return FoundItems.read(model) if (model / ITEMS_FILE).is_file() else None
 
 
 def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
