@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from bert_jax.config.labeled_data import (
+    COLUMNS_METRICS,
     TRUNCATIONS,
     JointWindows,
     Truncation,
@@ -181,7 +182,7 @@ def check_fits_model(
         raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
     if task.kind != kind.name:
         advice = f"use a model that was fine-tuned for {task.kind}"
-        if {task.kind, kind.name} == {"classification", "regression"}:
+        if {task.kind, kind.name} <= COLUMNS_METRICS.keys():
             advice = (
                 f"if the labels of {task.name} are meant for {kind.name}, pass --kind {kind.name}; "
                 f"otherwise {advice}"

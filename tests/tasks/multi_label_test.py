@@ -13,13 +13,14 @@ from scipy.special import expit
 from bert_jax.__main__ import main
 from bert_jax.config.config_lib import override
 from bert_jax.config.labeled_data import Windows
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import MultiLabelHead, label_thresholds
 from bert_jax.objectives.distillation import task_soft_target_loss
+from bert_jax.predict.checks import check_fits_model
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.tasks.metrics.multi_label import best_thresholds
@@ -118,6 +119,18 @@ def test_examples_are_counted_and_shown_by_label():
         [True, False, True],
         [False] * 3,
     ]
+
+
+def test_labels_that_were_read_as_classes_are_refused_with_the_flag():
+    task = Task(
+        name="columns",
+        kind="classification",
+        labels=("x", "x,y"),
+        metrics=(),
+        splits={"dev": (TextExample(id="0", text="t", label="x,y"),)},
+    )
+    with pytest.raises(ConfigError, match="meant for multi-label, pass --kind multi-label;"):
+        check_fits_model(task, "dev", MultiLabel(), HEAD.labels, "run")
 
 
 def multi_label_head(folder: Path) -> MultiLabelHead:

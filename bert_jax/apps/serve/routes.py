@@ -51,7 +51,8 @@ def _or_list(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _VECTOR = _list(_NUMBER)
-_SCORES = _list(_object(score=_NUMBER, label=_TEXT))
+# "predicted" is there if a text may have several labels.
+_SCORES = _list(_object(score=_NUMBER, label=_TEXT, predicted={"type": "boolean"}))
 _ENTITIES = _list(
     _object(entity_group=_TEXT, score=_NUMBER, word=_TEXT, start=_INTEGER, end=_INTEGER)
 )
