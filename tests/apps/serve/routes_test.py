@@ -23,7 +23,7 @@ TEXTS = ["the old man", "a net by the sea and the old man", "sings"]
 
 
 def unit_vectors(model: LoadedModel, texts: list[str]) -> np.ndarray:
-    vectors = np.stack([each.vector for each in Embedder(model)(texts)])
+    vectors = Embedder(model)(texts)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -69,11 +69,11 @@ def test_dimensions_cut_vectors_before_they_are_normalized(server, models):
 def test_sentence_encoder_applies_prompt_dense_layer_and_normalization(server, models):
     embed = Embedder(models["sentences"])
     for name in ("query", "text"):
-        expected = [each.vector for each in embed(TEXTS, prompt_name=name)]
+        expected = embed(TEXTS, prompt_name=name)
         found = server.post("/embed", inputs=TEXTS, prompt_name=name, model="sentences")
         np.testing.assert_allclose(found.json(), expected, atol=1e-6)
     raw = server.post("/embed", inputs=TEXTS, normalize=False, model="sentences").json()
-    expected = [each.vector for each in Embedder(models["sentences"], normalize=False)(TEXTS)]
+    expected = Embedder(models["sentences"], normalize=False)(TEXTS)
     np.testing.assert_allclose(raw, expected, atol=1e-6)
     (tokens,) = server.post(
         "/tokenize", inputs="sea", prompt_name="query", model="sentences"
