@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", required=True, type=Path, help="folder of GoEmotions")
     parser.add_argument("--output", required=True, type=Path, help="folder of the results")
     parser.add_argument("--num-seeds", type=int, default=3)
-    parser.add_argument("--num-examples", type=int, default=3000, help="first training examples")
+    parser.add_argument("--num-examples", type=int, default=6000, help="first training examples")
     parser.add_argument(
         "--num-dev", type=int, default=1000, help="texts for thresholds; for scores"
     )
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--max-length", type=int, default=24, help="tokens of a sequence")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
