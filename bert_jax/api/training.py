@@ -24,6 +24,7 @@ from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.io.log_handler import set_up_logging
 from bert_jax.parallel.processes import config_from_environment, initialize
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.runs.run_folder import remove_run
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.run import run as run_experiment
 
@@ -72,7 +73,7 @@ def finetune(
     Raises:
       UserError: data, model or settings do not fit; the message says what to change.
     """
-    folder = _run_folder(run)
+    folder = _run_folder(run, overwrite=flags.pop("overwrite", False))
     columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
     # All that says how a table is read, so that `evaluate` reads another one in the same way.
     others = {name: flags[name] for name in ("id", "label_separator", "encoding") if name in flags}
@@ -176,7 +177,7 @@ def train_embeddings(
     Raises:
       UserError: data, model or settings do not fit; the message says what to change.
     """
-    folder = _run_folder(run)
+    folder = _run_folder(run, overwrite=flags.pop("overwrite", False))
     settings = {
         "texts": texts and tuple(texts),
         "score": score,
@@ -198,10 +199,13 @@ def train_embeddings(
     return TrainedEmbedder(folder, complete=embed_train.run(arguments) == EXIT_DONE)
 
 
-def _run_folder(run: str | Path | None) -> Path:
+def _run_folder(run: str | Path | None, *, overwrite: bool = False) -> Path:
     """Returns the folder of a run, and shows the progress of training on stderr."""
     set_up_logging()
-    return Path(tempfile.mkdtemp(prefix="bert-jax-") if run is None else run)
+    folder = Path(tempfile.mkdtemp(prefix="bert-jax-") if run is None else run)
+    if overwrite:  # not left to the verb, which would also remove the tables written before
+        remove_run(folder)
+    return folder
 
 
 def _files(splits: dict[str, Any], folder: Path) -> dict[str, str]:

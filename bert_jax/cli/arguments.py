@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bert_jax.config.config_lib import override
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from bert_jax.predict.setfit import SetFitClassifier
 
 TASKS_HELP = """\
-TASK is one of
+TASK is one of (default: columns)
   glue/NAME  with --glue-dir, the folder of the official files, or without, from TFDS
              (NAME: cola sst2 mrpc stsb qqp mnli qnli rte wnli ax)
   snli       with --snli-dir, the folder of the official files
@@ -65,6 +66,8 @@ CONTAMINATION = (
 )
 
 _FILES = ("train", "dev", "test")
+COLUMNS = "columns"
+"""The TASK if a command names none: files of its own."""
 # Task -> the flags that it takes. They are names of fields of its config, except _FLAG_TO_FIELD.
 _TASK_FLAGS: dict[str, tuple[str, ...]] = {
     "glue": ("glue_dir",),
@@ -93,9 +96,7 @@ _data = partial(flag, group="data of the task")
 class TaskArguments:
     """Names a fine-tuning task and its data. No flag of the data has a default."""
 
-    task: str = positional(
-        "TASK", "glue/NAME, snli, squad, conll, swag or columns; of finetune also text2text"
-    )
+    task: str = positional("TASK", "glue/NAME, snli, squad, conll, swag or columns", COLUMNS)
     glue_dir: str | None = _data("DIR", "folder with CoLA/train.tsv and so on")
     snli_dir: str | None = _data("DIR", "folder with snli_1.0_train.jsonl and so on")
     train: str | None = _data("FILE", "train examples, plain or .gz")
@@ -146,8 +147,10 @@ class TaskArguments:
                     f"{flag_name(name)} is not an option of the task {self.task}; its options are "
                     f"{', '.join(map(flag_name, _TASK_FLAGS[task]))}"
                 )
-        required = {"snli": "snli_dir", "columns": "text"}.get(task)
+        required = {"snli": "snli_dir", COLUMNS: "text"}.get(task)
         if required is not None and required not in flags:
+            if task == COLUMNS and not flags:
+                raise ConfigError(f"there is no TASK and no file; {TASKS_HELP}".rstrip())
             raise ConfigError(f"{self.task} needs {flag_name(required)}")
         fields: dict[str, Any] = {_FLAG_TO_FIELD.get(k, k): value for k, value in flags.items()}
         if task != "glue":
@@ -272,11 +275,28 @@ class RunArguments:
     """Names the folders of a run."""
 
     run: str = flag("FOLDER", RUN_FOLDER, REQUIRED)
+    overwrite: bool = switch("remove the run in the run folder first, and start again")
     checkpoints: str | None = flag(
         "URL",
         "folder of the checkpoints, as in gs://bucket/run/checkpoints (default: in the run "
         "folder); the run folder records it",
     )
+
+    def clear_run_folder(self, experiment: Experiment) -> Path:
+        """Returns the run folder; with --overwrite, without the run that it held.
+
+        Called after `initialize`, since process 0 removes it for all.
+
+        Raises:
+          UserError: the folder to overwrite is not a run folder, or has the initial weights.
+        """
+        folder = Path(self.run)
+        if self.overwrite:
+            from bert_jax.parallel.processes import run_on_process_0
+            from bert_jax.runs.run_folder import remove_run
+
+            run_on_process_0(lambda: remove_run(folder, experiment.init_from))
+        return folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,7 +205,7 @@ def run(args: Arguments) -> int:
         train, args.model, _loss(args, train), dev=_dev_data(args), **given(args, *_SETTINGS)
     )
     experiment = override(experiment, args.set)
-    return train_run(experiment, Path(args.run), args.checkpoints)
+    return train_run(experiment, args.clear_run_folder(experiment), args.checkpoints)
 
 
 def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.cli.arguments import (
@@ -13,6 +14,7 @@ from bert_jax.cli.arguments import (
     TaskArguments,
     load_predictor,
 )
+from bert_jax.config.config_lib import is_same_path
 from bert_jax.config.flags import flag
 from bert_jax.errors import ConfigError, UserError
 
@@ -23,7 +25,7 @@ HELP = "compute the metrics of a fine-tuned model on any labeled split"
 
 EPILOG = f"""\
 examples:
-  bert-jax evaluate runs/reviews columns --test new.csv --text review --label sentiment
+  bert-jax evaluate runs/reviews --test new.csv --text review --label sentiment
   bert-jax evaluate exported glue/rte --glue-dir glue_data --split dev
   bert-jax evaluate runs/all conll --dev eng.testb --model-task conll
   bert-jax evaluate exported glue/rte --glue-dir glue_data --contamination curated
@@ -63,20 +65,26 @@ def run(args: Arguments) -> None:
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.pretrained.folder import resolve_model_folder
-    from bert_jax.tasks.analysis import metrics_by_group
+    from bert_jax.tasks.analysis import evaluation_warnings, metrics_by_group
     from bert_jax.tasks.registry import compute_metrics
 
     predictor = load_predictor(args, "model_task", {"max_length": args.max_length})
     task = load_task(config)
     for note in task.notes:
         logger.info("note: %s", note)
-    found_items = known_items(args.contamination, resolve_model_folder(args.model))
+    folder = resolve_model_folder(args.model)
+    _warn_of_training_file(args, folder)
+    found_items = known_items(args.contamination, folder)
     results: dict[str, dict[str, Any]] = {}
     for split in [args.split] if args.split else _labeled_splits(task):
         num_examples = len(task.splits.get(split, ()))
         with tqdm(desc=split, total=num_examples, unit=" examples", disable=None) as bar:
             own_task, predictions = predictor.predict_split(task, split, on_progress=bar.update)
+        if not results and (note := predictor.kind.metrics_note(own_task.labels)):
+            logger.info("note: %s", note)
         metrics = compute_metrics(own_task, task.splits[split], predictions)
+        for warning in evaluation_warnings(own_task, split, predictions):
+            logger.warning("warning: %s: %s", split, warning)
         rounded = {name: round(value, 6) for name, value in metrics.items()}
         results[split] = {"examples": num_examples, **rounded}
         if found_items is not None:
@@ -84,6 +92,24 @@ def run(args: Arguments) -> None:
             by_group = metrics_by_group(own_task, split, predictions, groups)
             results[split]["by_contamination"] = by_group
     print(json.dumps(results, indent=2))
+
+
+def _warn_of_training_file(args: Arguments, folder: Path) -> None:
+    """Warns if a file to evaluate is the one on which the run was trained."""
+    from bert_jax.runs.run_folder import is_run_folder, read_config
+
+    if not is_run_folder(folder):
+        return
+    task = read_config(folder).get("data", {}).get("task", {})
+    for name in ("dev", "test"):
+        if is_same_path(getattr(args, name), task.get("train")):
+            logger.warning(
+                "warning: --%s %s is the file on which %s was trained; its metrics say nothing "
+                "about new texts",
+                name,
+                getattr(args, name),
+                args.model,
+            )
 
 
 def _labeled_splits(task: "Task") -> list[str]:

@@ -7,10 +7,10 @@ import argparse
 import json
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.cli.arguments import (
+    COLUMNS,
     CONTAMINATION,
     PRETRAINED,
     OverrideArguments,
@@ -40,7 +40,7 @@ from bert_jax.errors import ConfigError
 HELP = "fine-tune an encoder on a task of GLUE, SQuAD, CoNLL or your own labeled files"
 
 EPILOG = """examples:
-  bert-jax finetune columns --train train.csv --dev dev.csv --text review --label sentiment \\
+  bert-jax finetune --train train.csv --dev dev.csv --text review --label sentiment \\
       --model exported --run runs/reviews
   bert-jax finetune columns --train posts.jsonl --dev dev.jsonl --text post --label topics \\
       --kind multi-label --model exported --run runs/topics
@@ -73,7 +73,8 @@ TEXT_TO_TEXT = "text2text"
 _MODEL_AND_DATA = ("model", "teacher", "teacher_layers")
 _NUMBERS = ("epochs", "batch_size", "learning_rate", "max_length", "max_target_length")
 _LONG_TEXTS = ("truncation", "window_pooling", "num_windows", "window_overlap")
-_SETTINGS = (*_MODEL_AND_DATA, *_NUMBERS, *_LONG_TEXTS, "seed")
+_LOSS_AND_CHOICE = ("class_weights", "label_smoothing", "metric", "patience")
+_SETTINGS = (*_MODEL_AND_DATA, *_NUMBERS, *_LONG_TEXTS, *_LOSS_AND_CHOICE, "seed")
 """Flags with the names of arguments of the presets, which have defaults for the others."""
 
 _FEW_SHOT = ("prompt", "demonstrations", "shots", "split_seed", "train_file")
@@ -117,7 +118,9 @@ _few_shot = partial(flag, group="few examples")
 class Arguments(OverrideArguments, RunArguments, TaskArguments):
     """Names the task or a recipe, the model, and how it is trained."""
 
-    task: str = positional("TASK", "glue/NAME, snli, squad, conll, swag, columns or text2text", "")
+    task: str = positional(
+        "TASK", "glue/NAME, snli, squad, conll, swag, columns or text2text", COLUMNS
+    )
     config: str | None = flag("FILE", "recipe, instead of TASK")
     model: str | None = flag("", PRETRAINED)
     teacher: str | None = flag(
@@ -145,6 +148,22 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
         "TOKENS",
         "maximum length of a sequence (default: 128, or 384 for question answering, but not "
         "more than the model allows; text2text: 512)",
+    )
+    class_weights: str | None = _training(
+        "WEIGHTS",
+        "how much the examples of a class count: balanced, if all classes should count equally, "
+        "or numbers of labels, as in yes=3,no=1 (default: all 1)",
+    )
+    label_smoothing: float | None = _training(
+        "FRACTION", "fraction of a label that is spread evenly over all classes (default: 0)"
+    )
+    metric: str | None = _training(
+        "NAME",
+        "metric of dev by which the best checkpoint is chosen, such as f1_macro or loss (default: "
+        "the first of the task, or f1_macro if a class is rare)",
+    )
+    patience: int | None = _training(
+        "N", "evaluations without a better metric after which training ends (default: none)"
     )
     seed: int | None = _training("", "random seed (default: 0)")
     source: str | None = flag(
@@ -229,9 +248,7 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
     )
 
     def __post_init__(self) -> None:
-        if not self.task and self.config is None:
-            raise ConfigError("TASK is missing; `bert-jax finetune --help` lists the tasks")
-        if self.task and self.config is not None:
+        if self.task != COLUMNS and self.config is not None:
             raise ConfigError(f"TASK {self.task} and --config {self.config}: expected one of them")
         if self.task == TEXT_TO_TEXT:
             self._check_text_to_text()
@@ -342,18 +359,19 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
 def run(args: Arguments) -> int:
     """Fine-tunes and returns the exit code of the run."""
     experiment = make_experiment(args)
-    if args.contamination is not None:
-        from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
-
-        FoundItems.read(args.contamination)  # raises for a folder without the file
-        copy_items([args.contamination], Path(args.run))
     from bert_jax.parallel.processes import config_from_environment, initialize
 
     # Before anything uses the devices: afterwards JAX cannot connect its processes any more.
     initialize(config_from_environment())
     from bert_jax.train.run import run as train
 
-    return train(experiment, Path(args.run), args.checkpoints)
+    folder = args.clear_run_folder(experiment)
+    if args.contamination is not None:
+        from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
+
+        FoundItems.read(args.contamination)  # raises for a folder without the file
+        copy_items([args.contamination], folder)
+    return train(experiment, folder, args.checkpoints)
 
 
 def make_experiment(args: Arguments) -> Experiment:

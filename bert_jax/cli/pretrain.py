@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_jax.cli.arguments import CorporaArguments, RunArguments
 from bert_jax.config.flags import flag
@@ -45,4 +44,4 @@ def run(args: Arguments) -> int:
     initialize(config_from_environment())
     from bert_jax.train.run import run as train
 
-    return train(experiment, Path(args.run), args.checkpoints)
+    return train(experiment, args.clear_run_folder(experiment), args.checkpoints)

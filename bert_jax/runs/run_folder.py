@@ -277,6 +277,28 @@ def checkpoint_dir(folder: Path) -> Path | str:
     return external_checkpoint_dir(folder) or folder / CHECKPOINTS
 
 
+def remove_run(folder: Path, initial_model: str | None = None) -> None:
+    """Removes a run folder with all of its content; does nothing if there is no such folder.
+
+    Raises:
+      UserError: it is not a run folder, another process trains in it, or `initial_model` is in it.
+    """
+    if not folder.exists():
+        return
+    if initial_model and Path(initial_model).resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"--overwrite: {folder} has the initial weights, {initial_model}, so nothing was "
+            "removed; choose another run folder"
+        )
+    if not is_run_folder(folder):
+        raise UserError(
+            f"--overwrite: {folder} is not a run folder, so nothing was removed; choose another "
+            "run folder, or remove it yourself"
+        )
+    with lock_run_folder(folder):
+        shutil.rmtree(folder)
+
+
 def is_run_folder(folder: Path) -> bool:
     """Returns whether `folder` is a run folder, with checkpoints in it or a location for them."""
     return (folder / CHECKPOINTS).is_dir() or external_checkpoint_dir(folder) is not None

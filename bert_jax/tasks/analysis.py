@@ -163,6 +163,26 @@ def count_overlap(task: Task, split: str, train: str = "train") -> int:
     return sum(kind.overlap_key(example) in train_keys for example in task.splits[split])
 
 
+def evaluation_warnings(task: Task, split: str, predictions: Any) -> list[str]:
+    """Returns what a reader of the metrics of a split should know, as sentences.
+
+    Args:
+      task: with the labels in the order of the predictions.
+      predictions: the result of `TaskKind.decode` for the split.
+    """
+    kind, examples = kind_of(task), task.splits[split]
+    references = kind.get_references(examples, task.labels)
+    scored = ScoredExamples(
+        examples=examples, references=references, predictions=predictions, labels=task.labels
+    )
+    found = kind.weaknesses(scored)
+    if split != "train" and (count := count_overlap(task, split)):
+        found.insert(
+            0, f"{count:,} of {len(examples):,} examples have a text that is also in train"
+        )
+    return found
+
+
 def metrics_by_group(
     task: Task, split: str, predictions: Any, groups: Sequence[ItemGroup]
 ) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ one object for each kind; the rest of the project calls its methods and never as
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -16,6 +17,7 @@ import numpy as np
 
 from bert_jax.config.labeled_data import HeadTruncation, Truncation
 from bert_jax.config.prompts import Prompt
+from bert_jax.data.finetuning import example as examples_lib
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import UserError
@@ -258,6 +260,30 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         By default nothing is, and it is the same object.
         """
         return head
+
+    def balanced_weights(
+        self, examples: Sequence[ExampleT], labels: Sequence[str]
+    ) -> tuple[float, ...]:
+        """Returns class weights that make all classes count equally, as scikit-learn's "balanced".
+
+        A class without an example has the weight 1.
+        """
+        counts = Counter(
+            name for example in examples for name in examples_lib.class_labels(example)
+        )
+        mean = sum(counts.values()) / len(labels)
+        return tuple(mean / counts[label] if counts[label] else 1.0 for label in labels)
+
+    def metrics_note(self, labels: Sequence[str]) -> str | None:
+        """Returns what the names of the metrics do not say, such as the class of an F1; or None."""
+        return None
+
+    def weaknesses(self, scored: ScoredExamples) -> list[str]:
+        """Returns what makes the predictions useless although the metrics look good, as sentences.
+
+        For example: a class that is never predicted.
+        """
+        return []
 
     @abstractmethod
     def compute_metrics(

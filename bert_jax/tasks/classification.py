@@ -155,6 +155,14 @@ class LogitsKind:
         return np.where(logits.argmax(axis=1) == references, 0.0, losses)
 
 
+def never_predicted(labels: Sequence[str], is_missed: np.ndarray) -> list[str]:
+    """Returns a sentence about the labels that occur and are never predicted; [] without any."""
+    names = [label for label, missed in zip(labels, is_missed, strict=True) if missed]
+    if not names:
+        return []
+    return [f"never predicted, although it occurs: {', '.join(names)}"]
+
+
 def calibration_table(references: np.ndarray, logits: np.ndarray) -> Json:
     """Returns {"error": expected calibration error, "bins": see `CalibrationBin`}."""
     bins = classification.calibration_bins(references, logits.astype(np.float64))
@@ -231,6 +239,24 @@ class SequenceClassification(LogitsKind, TextPairKind):
     ) -> dict[str, float]:
         """Computes accuracy, F1 and others; see `classification_metrics`."""
         return classification.classification_metrics(references, predictions, labels)
+
+    def metrics_note(self, labels: Sequence[str]) -> str | None:
+        """Returns the class whose F1 is "f1", for two classes."""
+        return f"f1 is the F1 of the class {labels[1]!r}" if len(labels) == 2 else None
+
+    def weaknesses(self, scored: ScoredExamples) -> list[str]:
+        """Returns classes that are never predicted, and whether the most frequent is as good."""
+        counts = np.bincount(scored.references, minlength=len(scored.labels))
+        predicted = scored.predictions.argmax(axis=1)
+        predictions = np.bincount(predicted, minlength=len(scored.labels))
+        found = never_predicted(scored.labels, (counts > 0) & (predictions == 0))
+        num_right, most_frequent = int((predicted == scored.references).sum()), int(counts.max())
+        if num_right <= most_frequent and np.count_nonzero(counts) > 1:
+            found.append(
+                f"accuracy {num_right / len(predicted):.4f} is no better than always predicting "
+                f"{scored.labels[int(counts.argmax())]!r}, {most_frequent / len(predicted):.4f}"
+            )
+        return found
 
     def prediction_to_json(
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]

@@ -24,7 +24,7 @@ from bert_jax.tasks.base import (
     SequenceOutputs,
     as_dicts,
 )
-from bert_jax.tasks.classification import TextPairKind, shown_texts
+from bert_jax.tasks.classification import TextPairKind, never_predicted, shown_texts
 from bert_jax.tasks.hugging_face import (
     MULTI_LABEL_CLASSIFICATION,
     label_maps,
@@ -140,6 +140,21 @@ class MultiLabel(TextPairKind):
         """Chooses the threshold of each label that gives it the highest F1."""
         thresholds = multi_label.best_thresholds(references, predictions["logit"])
         return dataclasses.replace(head, thresholds=thresholds)
+
+    def balanced_weights(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> tuple[float, ...]:
+        """Returns texts without each label / texts with it; 1 for a label that no text has."""
+        positives = _indicators(examples, labels).sum(axis=0)
+        negatives = len(examples) - positives
+        return tuple(np.where(positives, negatives / np.maximum(positives, 1), 1.0).tolist())
+
+    def weaknesses(self, scored: ScoredExamples) -> list[str]:
+        """Returns the labels that are never predicted although some texts have them."""
+        is_missed = scored.references.any(axis=0) & ~multi_label.is_predicted(
+            scored.predictions
+        ).any(axis=0)
+        return never_predicted(scored.labels, is_missed)
 
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]

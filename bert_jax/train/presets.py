@@ -3,7 +3,9 @@
 import dataclasses
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation, Teacher
@@ -53,6 +55,7 @@ from bert_jax.pretrained.load import LoadedModel, sentence_model_of
 from bert_jax.tasks.features import training_features
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.train.class_weights import class_weights as make_class_weights
 from bert_jax.train.workloads.multi_task import MEAN_METRIC
 from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingWorkload, label_names
 
@@ -82,6 +85,10 @@ def fine_tuning_experiment(
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
     window_overlap: int = FineTuningData.window_overlap,
     prompt: Prompt | None = None,
+    class_weights: str | None = None,
+    label_smoothing: float = 0.0,
+    metric: str | None = None,
+    patience: int | None = None,
     seed: int = 0,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Experiment:
@@ -93,6 +100,11 @@ def fine_tuning_experiment(
       epochs: None for 3, or 9 for a part of the encoder, or more for few examples.
       learning_rate, max_length: the peak rate and the tokens of a sequence; None: the usual ones.
       prompt: trains the masked-LM head on label words at a mask.
+      class_weights: "balanced", numbers, or labels with numbers, see `class_weights.py`.
+      label_smoothing: the fraction of a label that is spread evenly over all classes.
+      metric: the metric of dev that ranks checkpoints; None for the first of the task, or macro F1
+        if a class is rare.
+      patience: evaluations without a better `metric` after which training ends; None for none.
 
     Raises:
       UserError: task or model cannot be read, or a number is out of range.
@@ -112,7 +124,13 @@ def fine_tuning_experiment(
     return Experiment(
         name=labeled.name,
         seed=seed,
-        objective=FineTuning(model=config, head=head, distillation=distillation),
+        objective=FineTuning(
+            model=config,
+            head=head,
+            distillation=distillation,
+            class_weights=make_class_weights(class_weights, labeled) if class_weights else (),
+            label_smoothing=label_smoothing,
+        ),
         data=data,
         init_from=model,
         train=_train_config(
@@ -122,10 +140,45 @@ def fine_tuning_experiment(
             batch_size=batch_size,
             learning_rate=learning_rate,
             warmup_ratio=warmup_ratio,
-            best_metric=labeled.metrics[0] if _has_labeled_dev(labeled) else None,
+            best_metric=_ranking_metric(labeled, metric, patience),
+            patience=patience,
             tuning=_freeze_teacher(tuning, distillation),
         ),
     )
+
+
+RARE_SHARE = 0.2
+"""A class is rare if it has less than this fraction of an equal share of the training examples."""
+_LOWER_IS_BETTER = ("loss", "calibration_error")
+
+
+def _ranking_metric(task: Task, metric: str | None, patience: int | None) -> str | None:
+    """Returns the metric that ranks checkpoints; None without a labeled dev split."""
+    if not _has_labeled_dev(task):
+        for name, value in (("metric", metric), ("patience", patience)):
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is {value}, but there is no labeled dev split to evaluate; add --dev"
+                )
+        return None
+    if metric is not None:
+        return metric
+    # GLUE's tasks have metrics of their own.
+    if task.name != "columns" or "f1_macro" not in task.metrics or task.metrics[0] != "accuracy":
+        return task.metrics[0]
+    counts = Counter(str(example.label) for example in task.splits["train"])  # type: ignore[union-attr]
+    rarest, count = min(counts.items(), key=lambda item: item[1])
+    share = count / counts.total()
+    if share >= RARE_SHARE / len(counts):
+        return task.metrics[0]
+    logger.info(
+        "only %.2g %% of the training examples are %r, so checkpoints are ranked by macro F1 "
+        "instead of accuracy; --metric chooses another metric, and --class-weights balanced gives "
+        "rare classes more weight",
+        100 * share,
+        rarest,
+    )
+    return "f1_macro"
 
 
 def multi_task_experiment(
@@ -200,6 +253,7 @@ def _train_config(
     warmup_ratio: float,
     best_metric: str | None,
     tuning: TuningConfig,
+    patience: int | None = None,
 ) -> TrainConfig:
     """Makes the config of a run that is evaluated and saved after epochs of `num_sequences`.
 
@@ -226,10 +280,17 @@ def _train_config(
             save_every=eval_every,
             keep_last=1,
             best_metric=best_metric,
-            best_mode="max" if best_metric else None,  # the first metric of every task is a score
+            best_mode=_best_mode(best_metric),
+            early_stopping_patience=patience,
         ),
         evaluation=LabeledEval(eval_every=eval_every) if best_metric else None,
     )
+
+
+def _best_mode(metric: str | None) -> Literal["min", "max"] | None:
+    if metric is None:
+        return None
+    return "min" if metric in _LOWER_IS_BETTER else "max"
 
 
 def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:

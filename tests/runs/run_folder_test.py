@@ -16,6 +16,7 @@ from bert_jax.runs.run_folder import (
     checkpoint_dir,
     lock_run_folder,
     package_versions,
+    remove_run,
     replaced_failed_start,
     write_or_check_config,
 )
@@ -188,3 +189,16 @@ def test_files_of_a_failed_start_return_if_the_next_one_fails(tmp_path):
     (tmp_path / "evaluation.json").write_text("{}")
     with replaced_failed_start(tmp_path, Config(), tokenizer_folder="vocabulary") as is_replaced:
         assert not is_replaced and contents().keys() >= {"config.json", "mixture.json"}
+
+
+def test_only_run_folders_are_removed(tmp_path):
+    remove_run(tmp_path / "absent")
+    run, other = tmp_path / "run", tmp_path / "other"
+    (run / "checkpoints").mkdir(parents=True)
+    other.mkdir()
+    with pytest.raises(UserError, match="other is not a run folder, so nothing was removed"):
+        remove_run(other)
+    with pytest.raises(UserError, match=r"has the initial weights, .*, so nothing was removed"):
+        remove_run(run, str(run / "checkpoints" / "5"))
+    remove_run(run, str(other))
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

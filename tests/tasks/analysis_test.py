@@ -24,6 +24,7 @@ from bert_jax.tasks.analysis import (
     count_labels,
     count_overlap,
     describe_task,
+    evaluation_warnings,
     length_stats,
     regression_labels,
 )
@@ -109,6 +110,23 @@ def test_errors_are_sorted_by_loss():
         assert row["loss"] == pytest.approx(losses[place], rel=1e-5)
         assert row["probability"] == pytest.approx(shares[place].max(), rel=1e-5)
         assert row["reference"] == examples[place].label != row["predicted"]
+
+
+def test_useless_predictions_are_reported():
+    labels, values = ("no", "yes"), ["no"] * 3 + ["yes"]
+    examples = [TextExample(id=str(n), text=f"t{n}", label=each) for n, each in enumerate(values)]
+    task = make_task("classification", examples, labels)
+    task.splits["train"] = (TextExample(id="0", text="T2 ", label="no"),)
+    always_no = np.array([[1.0, 0.0]] * 4)
+    assert evaluation_warnings(task, "dev", always_no) == [
+        "1 of 4 examples have a text that is also in train",
+        "never predicted, although it occurs: yes",
+        "accuracy 0.7500 is no better than always predicting 'no', 0.7500",
+    ]
+    del task.splits["train"]
+    assert evaluation_warnings(task, "dev", np.eye(2)[[0, 0, 0, 1]]) == []
+    note = kind_of(task).metrics_note(labels)
+    assert note == "f1 is the F1 of the class 'yes'"
 
 
 def test_regression_lists_value_pairs_and_distances():

@@ -9,6 +9,7 @@ scikit-learn takes a second to import, so it is imported where it is used: predi
 module, too.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +61,8 @@ def classification_metrics(
 
     Returns:
       accuracy      fraction of examples with the right class
-      f1            F1 of class 1 if C is 2, else f1_macro
+      f1            F1 of class 1; only if C is 2
       f1_macro      mean F1 of the classes that occur in labels or predictions
-      f1_micro      equal to accuracy, because each example has one class
       matthews      Matthews correlation (Gorodkin 2004 for C > 2); 0 if labels or predictions are
                     constant
       roc_auc       area under the ROC curve, mean of one-vs-rest if C > 2; left out if a class does
@@ -201,7 +201,7 @@ def _accuracy(matrix: np.ndarray) -> float:
 
 
 def _f1(matrix: np.ndarray) -> float:
-    return float(_f1_by_class(matrix)[1]) if len(matrix) == 2 else _f1_macro(matrix)
+    return float(_f1_by_class(matrix)[1]) if len(matrix) == 2 else math.nan
 
 
 def _f1_macro(matrix: np.ndarray) -> float:
@@ -259,7 +259,6 @@ CONFUSION_MATRIX_METRICS: dict[str, Callable[[np.ndarray], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "f1_macro": _f1_macro,
-    "f1_micro": _accuracy,  # each wrong prediction is one false positive and one false negative
     "matthews": _matthews,
 }
 # Metric -> function of labels int [n] and logits float64 [n, C]; NaN where it is undefined.

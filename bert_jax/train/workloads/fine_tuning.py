@@ -43,9 +43,15 @@ from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.runs.training_data import examples_fingerprint
-from bert_jax.tasks.analysis import analyze, describe_task, format_groups, metrics_by_group
+from bert_jax.tasks.analysis import (
+    analyze,
+    describe_task,
+    evaluation_warnings,
+    format_groups,
+    metrics_by_group,
+)
 from bert_jax.tasks.features import make_features, text_examples, training_features
-from bert_jax.tasks.registry import head_for_data
+from bert_jax.tasks.registry import head_for_data, kind_of
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.workloads.base import Workload
@@ -166,6 +172,8 @@ class FineTuningWorkload(Workload):
         if jax.process_index() == 0:
             if head is not self._objective_config.head:
                 save_fitted_heads(folder, step, {"": head})
+            if metrics and (note := kind_of(self._task).metrics_note(self._task.labels)):
+                logger.info("note: %s", note)
             write_json(folder / run_folder.EVALUATION, metrics)
             write_json(folder / run_folder.ANALYSIS, analysis)
 
@@ -208,6 +216,8 @@ class FineTuningWorkload(Workload):
                     split_analyses[split] = analyze(
                         self._task, self._task.splits[split], result.predictions, result.metrics
                     )
+                    for warning in evaluation_warnings(self._task, split, result.predictions):
+                        logger.warning("warning: %s: %s", split, warning)
                 if result.metrics and found_items is not None:
                     by_group = self._metrics_by_group(split, result.predictions, found_items)
                     split_analyses[split]["by_contamination"] = by_group
