@@ -73,7 +73,7 @@ def run(args: Arguments) -> None:
     for note in task.notes:
         logger.info("note: %s", note)
     folder = resolve_model_folder(args.model)
-    _warn_of_training_file(args, folder)
+    warn_of_training_file(args, folder)
     found_items = known_items(args.contamination, folder)
     results: dict[str, dict[str, Any]] = {}
     for split in [args.split] if args.split else _labeled_splits(task):
@@ -94,7 +94,7 @@ def run(args: Arguments) -> None:
     print(json.dumps(results, indent=2))
 
 
-def _warn_of_training_file(args: Arguments, folder: Path) -> None:
+def warn_of_training_file(args: Arguments, folder: Path) -> None:
     """Warns if a file to evaluate is the one on which the run was trained."""
     from bert_jax.runs.run_folder import is_run_folder, read_config
 

@@ -250,11 +250,11 @@ class SequenceClassification(LogitsKind, TextPairKind):
         predicted = scored.predictions.argmax(axis=1)
         predictions = np.bincount(predicted, minlength=len(scored.labels))
         found = never_predicted(scored.labels, (counts > 0) & (predictions == 0))
-        num_right, most_frequent = int((predicted == scored.references).sum()), int(counts.max())
-        if num_right <= most_frequent and np.count_nonzero(counts) > 1:
+        num_right, max_count = int((predicted == scored.references).sum()), int(counts.max())
+        if num_right <= max_count and np.count_nonzero(counts) > 1:
             found.append(
                 f"accuracy {num_right / len(predicted):.4f} is no better than always predicting "
-                f"{scored.labels[int(counts.argmax())]!r}, {most_frequent / len(predicted):.4f}"
+                f"{scored.labels[int(counts.argmax())]!r}, {max_count / len(predicted):.4f}"
             )
         return found
 

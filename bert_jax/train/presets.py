@@ -147,7 +147,7 @@ def fine_tuning_experiment(
     )
 
 
-RARE_SHARE = 0.2
+RARE_FRACTION = 0.2
 """A class is rare if it has less than this fraction of an equal share of the training examples."""
 _LOWER_IS_BETTER = ("loss", "calibration_error")
 
@@ -168,14 +168,14 @@ def _ranking_metric(task: Task, metric: str | None, patience: int | None) -> str
         return task.metrics[0]
     counts = Counter(str(example.label) for example in task.splits["train"])  # type: ignore[union-attr]
     rarest, count = min(counts.items(), key=lambda item: item[1])
-    share = count / counts.total()
-    if share >= RARE_SHARE / len(counts):
+    fraction = count / counts.total()
+    if fraction >= RARE_FRACTION / len(counts):
         return task.metrics[0]
     logger.info(
         "only %.2g %% of the training examples are %r, so checkpoints are ranked by macro F1 "
         "instead of accuracy; --metric chooses another metric, and --class-weights balanced gives "
         "rare classes more weight",
-        100 * share,
+        100 * fraction,
         rarest,
     )
     return "f1_macro"

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.__main__ import main
-from bert_jax.apps.testing.models import small_model, write_run
+from bert_jax.__main__ import main, parse_command
+from bert_jax.apps.testing.models import small_model
+from bert_jax.cli import evaluate
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.predict.predictor import Predictor
@@ -112,12 +113,11 @@ def test_metrics_of_examples_that_are_in_the_pretraining_corpus(exported, tmp_pa
     assert "contamination-items.parquet: no such file; `bert-jax cu" in capsys.readouterr().err
 
 
-def test_evaluation_on_the_training_file_is_reported(exported, tmp_path, capsys):
+def test_evaluation_on_the_training_file_is_reported(tmp_path, caplog):
     file = write_table(tmp_path / "train.csv", ["no", "yes", "no", "no", "no"])
-    run = write_run(tmp_path / "run", load_model(exported))
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     config = {"config": {"data": {"task": {"train": file}}}}
-    (run / "config.json").write_text(json.dumps(config))
-    assert main(["evaluate", str(run), "--dev", file, "--text", "text", "--label", "label"]) == 0
-    error = capsys.readouterr().err
-    assert f"warning: --dev {file} is the file on which {run} was trained" in error
-    assert "note: f1 is the F1 of the class 'no'" in error
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    command = ["evaluate", "run", "--dev", file, "--text", "text", "--label", "label"]
+    evaluate.warn_of_training_file(parse_command(command), tmp_path / "run")
+    assert f"--dev {file} is the file on which run was trained" in caplog.text
