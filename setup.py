@@ -35,6 +35,8 @@ CORE = [
     "array-record>=0.8.1,<0.9",
     # WordPiece and byte-level BPE: the engine of Hugging Face's fast tokenizers, so the same ids.
     "tokenizers>=0.22,<0.24",
+    # Models by name and uploads; tokenizers requires it anyway. Any version has the four calls.
+    "huggingface_hub>=1.0,<3",
     # SentencePiece models (ALBERT, T5, XLNet files). seqio needs 0.2.
     "sentencepiece>=0.2.1,<0.3",
     # Weights in and out, without pickle.

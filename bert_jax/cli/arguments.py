@@ -57,7 +57,10 @@ MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face fo
 encoder."""
 """Describes MODEL in the epilog of verbs that need no head of a task."""
 
-PRETRAINED = "pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint"
+PRETRAINED = (
+    "pretrained model: a run folder, a Hugging Face folder, ORG/NAME of the hub or a Google TF1 "
+    "checkpoint"
+)
 RUN_FOLDER = "run folder; resumed if it exists"
 CONTAMINATION = (
     "output folder of `bert-jax curate` with a step Decontamination; the metrics are then also "

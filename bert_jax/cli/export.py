@@ -20,6 +20,7 @@ EPILOG = """examples:
   bert-jax export runs/tiny --output exported
   python -c "from transformers import AutoModel; AutoModel.from_pretrained('exported')"
   bert-jax export runs/lora --adapter --output rte-lora
+  bert-jax export runs/reviews --output reviews --push-to-hub my-name/reviews
 
 RUN is a run folder, whose newest valid checkpoint is exported, or one checkpoint, as in
 runs/tiny/checkpoints/1000, or an adapter folder, which is merged into its base. For a run with
@@ -58,6 +59,15 @@ class Arguments(PoolingArguments):
         "FOLDER",
         "copy of the model that an adapter was trained on (default: that in the adapter's config)",
     )
+    base_name: str | None = flag(
+        "ORG/NAME",
+        "with --adapter: what the folder calls its base, so that it can be read on other machines "
+        "(default: the name on the hub that training started from, or the path)",
+    )
+    push_to_hub: str | None = flag(
+        "ORG/NAME",
+        "model of the Hugging Face hub, which the folder is uploaded to (token: `hf auth login`)",
+    )
     onnx: Literal["fp32", "int8"] | None = flag(
         "",
         "also write the model as ONNX in float32 (fp32, the default), or in float32 and with "
@@ -74,6 +84,8 @@ class Arguments(PoolingArguments):
     output: str = flag("FOLDER", "new folder to write", REQUIRED)
 
     def __post_init__(self) -> None:
+        if self.base_name and not self.adapter:
+            raise ConfigError("--base-name needs --adapter, whose folder names its base")
         if self.onnx and self.bundle:
             raise ConfigError("--bundle writes no ONNX files; run export once for each of the two")
         if self.sentence_transformers and (
@@ -92,6 +104,15 @@ class Arguments(PoolingArguments):
 
 def run(args: Arguments) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
+    _export(args)
+    if args.push_to_hub:
+        from bert_jax.io.hub import upload_folder
+
+        logger.info("uploaded to %s", upload_folder(Path(args.output), args.push_to_hub))
+    return 0
+
+
+def _export(args: Arguments) -> None:
     from bert_jax.export.adapter import export_adapter
     from bert_jax.export.export import export
     from bert_jax.export.onnx.write import check_onnx_installed
@@ -105,14 +126,14 @@ def run(args: Arguments) -> int:
     if args.onnx:
         check_onnx_installed()
     if _export_seq2seq(args):
-        return 0
+        return
     if args.adapter:
         if args.generator or args.task or args.onnx or args.bundle:
             raise ConfigError(
                 "--adapter exports what a run of one task trained; remove --task, --generator, "
                 "--onnx and --bundle"
             )
-        difference = export_adapter(args.run_folder, Path(args.output), args.base)
+        difference = export_adapter(args.run_folder, Path(args.output), args.base, args.base_name)
         logger.info(
             "exported the adapter of %s to %s; read back with its base, no parameter differs by "
             "more than %.1e",
@@ -120,14 +141,14 @@ def run(args: Arguments) -> int:
             args.output,
             difference,
         )
-        return 0
+        return
     if args.generator:
         model = load_generator(args.run_folder)
     else:
         model = load_model(args.run_folder, args.task, args.base)
     if args.bundle:
         _export_bundle(model, args)
-        return 0
+        return
     compared = "hidden states"
     if args.sentence_transformers or is_sentence_encoder(model):
         sentence = with_choices(sentence_model_of(model), args.pooling, args.normalize)
@@ -144,7 +165,6 @@ def run(args: Arguments) -> int:
         compared,
         difference,
     )
-    return 0
 
 
 def _export_bundle(model: "LoadedModel", args: Arguments) -> None:

@@ -31,13 +31,16 @@ from bert_jax.runs import run_folder
 from bert_jax.version import __version__
 
 
-def export_adapter(run: str | Path, output: Path, base_path: str | None = None) -> float:
+def export_adapter(
+    run: str | Path, output: Path, base_path: str | None = None, base_name: str | None = None
+) -> float:
     """Writes the adapter, the head and the tokenizer of a run to the new folder `output`.
 
     Args:
       run: a run folder, or one of its checkpoints.
       base_path: another copy of the base, to which the folder will refer; None for the model that
         the run started from.
+      base_name: what the folder calls the base instead of its path, as "org/name" of the hub.
 
     Returns:
       The largest difference of a parameter between the run and the folder that was read back.
@@ -52,6 +55,9 @@ def export_adapter(run: str | Path, output: Path, base_path: str | None = None) 
     adapter = read_trained_parameters(run)
     if base_path is not None:
         adapter = replace(adapter, base=base_path)
+    local_base = adapter.base
+    if base_name is not None:
+        adapter = replace(adapter, base=base_name)
     model = load_model(run)
     try:
         with atomic_path(output) as partial_folder:
@@ -59,7 +65,7 @@ def export_adapter(run: str | Path, output: Path, base_path: str | None = None) 
             write_adapter_folder(partial_folder, adapter, model.config, __version__)
             if model.tokenizer is not None:
                 model.tokenizer.save(partial_folder)
-            difference = _verify(model, partial_folder)
+            difference = _verify(model, partial_folder, local_base)
             facts = AdapterFacts(
                 method=type(adapter.method).__name__ if adapter.method else "LayerNormTuning",
                 base=adapter.base,
@@ -122,9 +128,9 @@ def _to_numpy(params: Any) -> dict[str, np.ndarray]:
     return {path: np.asarray(leaf) for path, leaf in paths.flatten(params).items()}
 
 
-def _verify(model: LoadedModel, folder: Path) -> float:
-    """Compares the folder with the model of the run; returns the largest difference."""
-    reloaded = load_model(folder)
+def _verify(model: LoadedModel, folder: Path, base: str) -> float:
+    """Compares the folder over its base with the model of the run; returns the difference."""
+    reloaded = load_model(folder, base=base)
     if reloaded.head != model.head:
         raise UserError(f"the export describes another head: {reloaded.head}, not {model.head}")
     expected, found = (_comparable(each) for each in (model, reloaded))

@@ -5,6 +5,7 @@ phase of training after another; the final evaluation with the best parameters.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -24,6 +25,7 @@ from bert_jax.parallel import sharding
 from bert_jax.parallel.devices import hardware_info
 from bert_jax.parallel.processes import barrier, run_on_process_0
 from bert_jax.params import paths
+from bert_jax.pretrained.folder import pin_revision
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.runs.attempt_log import AttemptLog, Outcome
@@ -64,7 +66,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
     Raises:
       UserError: the message says what to do. Checkpoints saved before remain valid.
     """
-    train, started = experiment.train, time.monotonic()
+    experiment, started = _pin_initial_model(experiment, folder), time.monotonic()
+    train = experiment.train
     with contextlib.ExitStack() as stack:
         # The data, and the run folder, which is locked, checked against both and completed.
         workload = make_workload(experiment)
@@ -164,6 +167,22 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         if jax.process_index() == 0:
             log_results(folder, folder / run_folder.REPORT, time.monotonic() - started)
     return EXIT_DONE
+
+
+def _pin_initial_model(experiment: Experiment, folder: Path) -> Experiment:
+    """Adds the commit to the name of a model of the hub, which may have other weights tomorrow.
+
+    A run that is resumed keeps the commit that it started from.
+    """
+    name = experiment.init_from
+    if name is None:
+        return experiment
+    if (folder / run_folder.CONFIG).is_file():
+        saved = run_folder.read_config(folder).get("init_from") or ""
+        pinned = saved if saved.startswith(f"{name}@") else name
+    else:
+        pinned = pin_revision(name)
+    return dataclasses.replace(experiment, init_from=pinned)
 
 
 def _prepare_run_folder(

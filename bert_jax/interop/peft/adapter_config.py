@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.errors import UserError
+from bert_jax.io.hub import parse_model
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import EncoderConfig
@@ -119,7 +120,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         data=data,
         file=str(file),
         peft_type=peft_type,
-        base=base or "",
+        base=_with_revision(base or "", data.get("revision")),
         class_suffix=_class_suffix(data, str(file)),
         fingerprint=fingerprint,
         head=head,
@@ -203,16 +204,24 @@ def common_fields(adapter: PeftAdapter, config: EncoderConfig) -> dict[str, Any]
                 "base_model_class": format_of(config).class_prefixes[model_type] + suffix,
                 "parent_library": f"transformers.models.{name}.modeling_{name}",
             }
+    model = parse_model(adapter.base)
     return {
         "auto_mapping": mapping,
-        "base_model_name_or_path": adapter.base,
+        "base_model_name_or_path": model.id if model and model.revision else adapter.base,
         # As `save_pretrained` of peft writes it: an adapter is loaded frozen unless the user asks
         # for a trainable one.
         "inference_mode": True,
         "peft_version": PEFT_VERSION,
-        "revision": None,
+        "revision": model.revision if model else None,
         "task_type": task_type,
     }
+
+
+def _with_revision(base: str, revision: object) -> str:
+    """Returns the base with the revision that peft has beside it, "org/name@revision"."""
+    model = parse_model(base)
+    is_pinned = model is not None and model.revision is None and isinstance(revision, str)
+    return f"{base}@{revision}" if is_pinned else base
 
 
 def format_base_file(adapter: PeftAdapter, version: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
+from bert_jax.io.hub import local_file
 from bert_jax.io.json_io import parse_json_line
 from bert_jax.text.files import read_text
 
@@ -42,7 +43,7 @@ def file_extension(path: str) -> str:
 
 
 def read_table(path: str, encoding: str | None = None) -> DataTable:
-    """Reads a file in the format of its extension.
+    """Reads a file in the format of its extension, also of a data set hf://datasets/ORG/NAME.
 
     Args:
       encoding: as in `read_text`; Parquet files are always UTF-8.
@@ -51,6 +52,7 @@ def read_table(path: str, encoding: str | None = None) -> DataTable:
       UserError: the extension is unknown, the file is damaged, or a row has too few or too many
         columns.
     """
+    path = local_file(path)
     extension = file_extension(path)
     if extension == ".csv":
         return _read_csv(path, encoding)
