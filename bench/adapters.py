@@ -171,14 +171,14 @@ def step_experiment(args: argparse.Namespace, method: str) -> Any:
     from bert_jax.config.tuning import METHODS as METHOD_CONFIGS
     from bert_jax.config.tuning import TuningConfig
     from bert_jax.models.heads.config import SequenceClassificationHead
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     tuning = TuningConfig(method=METHOD_CONFIGS[method]())
     phase = Phase(steps=100, seq_length=args.length, batch_size=args.batch_size)
     return Experiment(
         name=method,
         objective=FineTuning(
-            model=load_model(args.model).config,
+            model=load_encoder(args.model).config,
             head=SequenceClassificationHead(labels=("no", "yes")),
         ),
         data=FineTuningData(task=Glue(task="mrpc", folder="unused"), tokenizer="unused"),
@@ -302,10 +302,10 @@ def print_set(args: argparse.Namespace) -> None:
     from bert_jax.params import paths
     from bert_jax.predict.adapter_set import AdapterSet
     from bert_jax.pretrained.base_model import Base, TrainedAdapter
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     base, head, method = (
-        load_model(args.model),
+        load_encoder(args.model),
         SequenceClassificationHead(labels=("no", "yes")),
         LoRA(),
     )

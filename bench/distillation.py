@@ -87,10 +87,10 @@ def write_student(args: argparse.Namespace, folder: Path) -> None:
     """Writes the encoder that has some layers of MODEL as a Hugging Face folder."""
     from bert_jax.config.distillation import Teacher
     from bert_jax.export.export import export
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
     from bert_jax.train.initialize import student_from_layers
 
-    model = load_model(args.model)
+    model = load_encoder(args.model)
     layers = Teacher(path=args.model, model=model.config, layers=tuple(args.layers))
     export(student_from_layers(model, layers, {}), folder)
 
@@ -129,11 +129,11 @@ def measure_speed(runs: Sequence[Path]) -> tuple[list[int], list[float]]:
     from bert_jax.apps.testing.batches import fine_tuning_batch
     from bert_jax.config.objectives import FineTuning
     from bert_jax.objectives.fine_tuning import FineTuningObjective
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     sizes, predict = [], []
     for run_folder in runs:
-        model = load_model(run_folder)
+        model = load_encoder(run_folder)
         assert model.head is not None
         objective = FineTuningObjective(FineTuning(model=model.config, head=model.head))
         batch = fine_tuning_batch(

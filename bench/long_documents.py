@@ -110,9 +110,9 @@ def passages(file: Path, num_passages: int, num_words: int) -> list[str]:
 
 def describe_documents(args: argparse.Namespace, texts: list[str]) -> None:
     """Prints how many documents there are, and how many are longer than 512 tokens."""
-    from bert_jax.pretrained.load import load_model, require_tokenizer
+    from bert_jax.pretrained.load import load_encoder, require_tokenizer
 
-    lengths = [len(ids) for ids in require_tokenizer(load_model(args.model)).encode_ids(texts)]
+    lengths = [len(ids) for ids in require_tokenizer(load_encoder(args.model)).encode_ids(texts)]
     num_long = sum(length > 512 for length in lengths)
     print(
         f"{len(texts):,} documents, of which {num_long:,} have more than 512 tokens; median "
@@ -125,7 +125,7 @@ def measure(args: argparse.Namespace, folder: Path, method: str, seed: int) -> d
     """Trains a method with a seed, if it was not trained yet, and returns its numbers."""
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.predict.predictor import Predictor
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     truncation, pooling = METHODS[method]
     name = method if method == LONG_ATTENTION else truncation
@@ -137,7 +137,7 @@ def measure(args: argparse.Namespace, folder: Path, method: str, seed: int) -> d
         (run_folder / CPU_SECONDS_FILE).write_text(json.dumps(seconds))
     task = load_task(task_config(folder))
     predict: Any = Predictor(
-        load_model(run_folder),
+        load_encoder(run_folder),
         window_pooling=pooling,
         batch_size=args.batch_size,
     )

@@ -194,12 +194,12 @@ def evaluate(model: Path | str, dev: Path) -> float:
     import numpy as np
 
     from bert_jax.predict.embedder import Embedder
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
     from bert_jax.tasks.metrics.sentence_embeddings import pairwise_similarity, similarity_metrics
 
     with open(dev, newline="") as file:
         rows = list(csv.reader(file))[1:]
-    embedder = Embedder(load_model(str(model)))
+    embedder = Embedder(load_encoder(str(model)))
     first, second = (embedder([row[i] for row in rows]) for i in (0, 1))
     scores = np.array([float(row[2]) for row in rows])
     return similarity_metrics(scores, pairwise_similarity(first, second))["spearman"]

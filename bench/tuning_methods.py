@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_fisher(args: argparse.Namespace, file: Path) -> None:
     """Computes the Fisher information as `bert-jax fisher` does."""
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
     from bert_jax.train.tuning.fisher import fisher_information, save_fisher
 
-    save_fisher(fisher_information(load_model(args.model), args.corpus), file)
+    save_fisher(fisher_information(load_encoder(args.model), args.corpus), file)
 
 
 def run_method(
@@ -74,7 +74,7 @@ def run_method(
     from bert_jax.apps.studies.forgetting import measure_forgetting
     from bert_jax.config.config_lib import override
     from bert_jax.config.labeled_data import Glue
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
 
@@ -101,8 +101,8 @@ def run_method(
         run(override(experiment, changes), run_path)
         metrics = json.loads((run_path / "evaluation.json").read_text())["dev"]
         forgetting_result = measure_forgetting(
-            load_model(args.model),
-            load_model(str(run_path)),
+            load_encoder(args.model),
+            load_encoder(str(run_path)),
             args.corpus,
             num_examples=args.num_examples,
         )

@@ -4,7 +4,7 @@
 
     reviews = bert_jax.finetune("bert", train="train.csv", text="review", label="sentiment")
     reviews.predict("A fine film.")
-    encoder = bert_jax.load_model("bert").encoder()
+    bert_jax.FillMask(bert_jax.load_model("bert"))("The [MASK] of France.")
 
 The names in `__all__` are the public Python API, described in `docs/api.md`. They are imported when
 first used, so `import bert_jax` imports neither jax nor TensorFlow.
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bert_jax.predict.generator import Generator as Generator
     from bert_jax.predict.predictor import Predictor as Predictor
     from bert_jax.pretrained.load import load_model as load_model
-    from bert_jax.pretrained.seq2seq import load_seq2seq as load_seq2seq
 
 __all__ = [
     "Embedder",
@@ -35,7 +34,6 @@ __all__ = [
     "__version__",
     "finetune",
     "load_model",
-    "load_seq2seq",
     "pretrain",
     "train_embeddings",
 ]
@@ -56,8 +54,6 @@ def __getattr__(name: str) -> Any:
             from bert_jax.predict.predictor import Predictor as value
         case "load_model":
             from bert_jax.pretrained.load import load_model as value
-        case "load_seq2seq":
-            from bert_jax.pretrained.seq2seq import load_seq2seq as value
         case "finetune":
             from bert_jax.api.training import finetune as value
         case "pretrain":

@@ -15,7 +15,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.io.json_io import read_json_object
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import AnyModel, load_model
 from bert_jax.runs.run_folder import EVALUATION, REPORT
 
 
@@ -50,7 +50,7 @@ class TrainedModel:
         return self.folder / REPORT
 
     @cached_property
-    def model(self) -> LoadedModel:
+    def model(self) -> AnyModel:
         """Returns the model with its best or newest parameters."""
         return load_model(self.folder)
 

@@ -23,13 +23,13 @@ from bert_jax.config.tuning import MethodName
 from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.io.log_handler import set_up_logging
 from bert_jax.parallel.processes import config_from_environment, initialize
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import AnyModel
 from bert_jax.runs.run_folder import remove_run
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.run import run as run_experiment
 
 T = TypeVar("T")
-Model = str | Path | LoadedModel | TrainedModel
+Model = str | Path | AnyModel | TrainedModel
 """A pretrained model: its path, or the model itself, of which the path is used."""
 
 
@@ -214,7 +214,7 @@ def _files(splits: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _path(model: Model) -> str:
-    if isinstance(model, LoadedModel):
+    if isinstance(model, AnyModel):
         return model.path
     return str(model.folder if isinstance(model, TrainedModel) else model)
 

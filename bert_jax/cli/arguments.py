@@ -336,16 +336,20 @@ def load_predictor(
       ConfigError: a flag was given that a model of SetFit does not have.
     """
     from bert_jax.predict.predictor import Predictor
-    from bert_jax.predict.setfit import SetFitClassifier, is_setfit_folder
-    from bert_jax.pretrained.folder import resolve_model_folder
-    from bert_jax.pretrained.load import load_model, require_single_task
+    from bert_jax.predict.setfit import SetFitClassifier
+    from bert_jax.pretrained.load import (
+        LoadedSetFit,
+        load_model,
+        require_encoder,
+        require_single_task,
+    )
 
-    folder = resolve_model_folder(args.model)
-    if is_setfit_folder(folder):
-        if name := first_given(args, *settings, task_field, "base"):
+    model = load_model(args.model, getattr(args, task_field), args.base)
+    if isinstance(model, LoadedSetFit):
+        if name := first_given(args, *settings):
             raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
-        return SetFitClassifier(folder)
-    model = load_model(folder, getattr(args, task_field), args.base)
+        return SetFitClassifier(model)
+    model = require_encoder(model, "predict")
     require_single_task(model, f"--{task_field.replace('_', '-')}")
     return Predictor(model, batch_size=args.batch_size, **settings)
 

@@ -72,10 +72,10 @@ def run(args: Arguments) -> None:
         _embed_statically(args)
         return
     from bert_jax.predict.embedder import Embedder
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     embed = Embedder(
-        load_model(args.model),
+        load_encoder(args.model),
         pooling=args.pooling,
         layers=args.layers,
         normalize=args.normalize,

@@ -71,13 +71,13 @@ def run(args: Arguments) -> None:
     from bert_jax.io.atomic_io import check_writable, write_json
     from bert_jax.predict.embedder import Embedder
     from bert_jax.predict.evaluate_embeddings import evaluate_embeddings
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     if args.output is not None:
         check_writable(Path(args.output))
     tasks = [load_task(config) for config in args.task_configs()]
     embed = Embedder(
-        load_model(args.model),
+        load_encoder(args.model),
         pooling=args.pooling,
         normalize=args.normalize,
         dimensions=args.dimensions,

@@ -11,6 +11,7 @@ from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from bert_jax.pretrained.load import LoadedModel
+    from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 
 logger = logging.getLogger(__name__)
 
@@ -119,14 +120,21 @@ def _export(args: Arguments) -> None:
     from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
     from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.initial import load_generator
-    from bert_jax.pretrained.load import is_sentence_encoder, load_model, sentence_model_of
+    from bert_jax.pretrained.load import (
+        is_sentence_encoder,
+        load_model,
+        require_encoder,
+        sentence_model_of,
+    )
+    from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, is_seq2seq
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
     if args.onnx:
         check_onnx_installed()
-    if _export_seq2seq(args):
-        return
+    flags = ("adapter", "base", "bundle", "generator", "onnx", "sentence_transformers", "task")
+    if is_seq2seq(args.run_folder) and (name := first_given(args, *flags)):
+        raise ConfigError(f"{name} is not supported for encoder-decoders; remove it")
     if args.adapter:
         if args.generator or args.task or args.onnx or args.bundle:
             raise ConfigError(
@@ -146,6 +154,10 @@ def _export(args: Arguments) -> None:
         model = load_generator(args.run_folder)
     else:
         model = load_model(args.run_folder, args.task, args.base)
+    if isinstance(model, LoadedSeq2Seq):
+        _export_seq2seq(model, args)
+        return
+    model = require_encoder(model, "be exported")
     if args.bundle:
         _export_bundle(model, args)
         return
@@ -182,25 +194,13 @@ def _export_bundle(model: "LoadedModel", args: Arguments) -> None:
     )
 
 
-def _export_seq2seq(args: Arguments) -> bool:
-    """Exports a run of T5 or BART; returns False without exporting for any other run.
-
-    Raises:
-      ConfigError: a flag asks for something that encoder-decoders do not have.
-    """
+def _export_seq2seq(model: "LoadedSeq2Seq", args: Arguments) -> None:
     from bert_jax.export.seq2seq import export_seq2seq
-    from bert_jax.pretrained.seq2seq import is_seq2seq, load_seq2seq
 
-    if not is_seq2seq(args.run_folder):
-        return False
-    flags = ("adapter", "base", "bundle", "generator", "onnx", "sentence_transformers", "task")
-    if name := first_given(args, *flags):
-        raise ConfigError(f"{name} is not supported for encoder-decoders; remove it")
-    difference = export_seq2seq(load_seq2seq(args.run_folder), Path(args.output))
+    difference = export_seq2seq(model, Path(args.output))
     logger.info(
         "exported %s to %s; read back, its logits differ by at most %.1e",
         args.run_folder,
         args.output,
         difference,
     )
-    return True

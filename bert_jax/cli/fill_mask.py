@@ -28,9 +28,9 @@ class Arguments(TextArguments, ModelArguments):
 def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     from bert_jax.predict.fill_mask import FillMask
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
-    fill = FillMask(load_model(args.model), top_k=args.top_k)
+    fill = FillMask(load_encoder(args.model), top_k=args.top_k)
     for text_batch in text_groups(args):
         for prediction in fill(text_batch):
             print(json.dumps(prediction, ensure_ascii=False), flush=True)

@@ -64,10 +64,10 @@ def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     settings = _settings(args)  # checked before the model is loaded, which takes seconds
     from bert_jax.predict.generator import Generator
-    from bert_jax.pretrained.seq2seq import load_seq2seq
+    from bert_jax.pretrained.load import load_model
     from bert_jax.runs.progress import LiveLine
 
-    generate = Generator(load_seq2seq(args.model), settings)
+    generate = Generator(load_model(args.model), settings)
     line, start, count = LiveLine(), time.monotonic(), 0
 
     def on_progress(num_texts: int) -> None:

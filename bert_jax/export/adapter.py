@@ -26,7 +26,7 @@ from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import BASE, base_of, fitted_head, restore_run, tuning_of
 from bert_jax.pretrained.folder import resolve_model_folder
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.runs import run_folder
 from bert_jax.version import __version__
 
@@ -58,7 +58,7 @@ def export_adapter(
     local_base = adapter.base
     if base_name is not None:
         adapter = replace(adapter, base=base_name)
-    model = load_model(run)
+    model = load_encoder(run)
     try:
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
@@ -130,7 +130,7 @@ def _to_numpy(params: Any) -> dict[str, np.ndarray]:
 
 def _verify(model: LoadedModel, folder: Path, base: str) -> float:
     """Compares the folder over its base with the model of the run; returns the difference."""
-    reloaded = load_model(folder, base=base)
+    reloaded = load_encoder(folder, base=base)
     if reloaded.head != model.head:
         raise UserError(f"the export describes another head: {reloaded.head}, not {model.head}")
     expected, found = (_comparable(each) for each in (model, reloaded))

@@ -20,8 +20,8 @@ from bert_jax.models.families import format_of
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
-from bert_jax.predict.setfit import HEAD_CONFIG, HEAD_WEIGHTS, is_setfit_folder, load_head
 from bert_jax.pretrained.load import SentenceModel, load_sentence_model, require_tokenizer
+from bert_jax.pretrained.setfit import HEAD_CONFIG, HEAD_WEIGHTS, is_setfit_folder, load_head
 
 # An empty text has special tokens only, and the last one is longer than 512 tokens, so that
 # truncation is compared, too.

@@ -25,7 +25,7 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import TrainedAdapter
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import AnyModel, require_encoder
 from bert_jax.tasks.losses import HeadOutputs
 
 
@@ -36,7 +36,7 @@ class AdapterSet:
     may have different ranks and targets: smaller matrices are padded with zeros.
     """
 
-    def __init__(self, base: LoadedModel, adapters: Mapping[str, TrainedAdapter]):
+    def __init__(self, base: AnyModel, adapters: Mapping[str, TrainedAdapter]):
         """Copies the base and the adapters to the device.
 
         Raises:
@@ -44,6 +44,7 @@ class AdapterSet:
         """
         if not adapters:
             raise UserError("a set of adapters needs at least one adapter")
+        base = require_encoder(base, "have adapters")
         self._names, self._base = list(adapters), base
         self._fingerprint = paths.fingerprint(base.params["encoder"])
         first = next(iter(adapters.values()))

@@ -13,7 +13,13 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead, task_parts
 from bert_jax.models.model import build_network
 from bert_jax.predict.batches import encode_texts, padded_batches, params_to_device
-from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_tokenizer
+from bert_jax.pretrained.load import (
+    AnyModel,
+    LoadedModel,
+    require_encoder,
+    require_no_adapter,
+    require_tokenizer,
+)
 
 
 class TextAttention(NamedTuple):
@@ -38,12 +44,13 @@ class AttentionExtractor:
     local attention they are the complete matrix, with 0 for tokens that are not attended to.
     """
 
-    def __init__(self, model: LoadedModel):
+    def __init__(self, model: AnyModel):
         """Moves the parameters of the encoder to the device.
 
         Raises:
           UserError: the model has no tokenizer, or an adapter that cannot be merged into it.
         """
+        model = require_encoder(model, "show attention weights")
         self._tokenizer = require_tokenizer(model)
         require_no_adapter(model, "show attention weights")
         self._max_length = model.config.max_length

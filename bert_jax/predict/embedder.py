@@ -26,8 +26,10 @@ from bert_jax.models.sentence_encoder.network import normalize as normalize_vect
 from bert_jax.params.functional import Params
 from bert_jax.predict.batches import compute_in_order, encode_texts, padded_batches
 from bert_jax.pretrained.load import (
+    AnyModel,
     LoadedModel,
     SentenceModel,
+    require_encoder,
     require_tokenizer,
     sentence_model_of,
 )
@@ -134,7 +136,7 @@ class Embedder:
 
     def __init__(
         self,
-        model: LoadedModel | SentenceModel,
+        model: AnyModel | SentenceModel,
         *,
         pooling: PoolingMode | None = None,
         layers: Sequence[int] | None = None,
@@ -159,7 +161,9 @@ class Embedder:
           UserError: the model has no tokenizer, its folder has modules that are not supported, or
             the pooling, a layer or the number of dimensions is not possible.
         """
-        self._model = model if isinstance(model, SentenceModel) else sentence_model_of(model)
+        if not isinstance(model, SentenceModel):
+            model = sentence_model_of(require_encoder(model, "embed"))
+        self._model = model
         self._tokenizer = require_tokenizer(self._model.model)
         if layers is not None:
             _check_layers(layers, self._model.model.config)

@@ -20,13 +20,13 @@ from bert_jax.predict.batches import (
     padded_batches,
     params_to_device,
 )
-from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_tokenizer
+from bert_jax.pretrained.load import AnyModel, require_encoder, require_masked_lm, require_tokenizer
 
 
 class FillMask:
     """Predicts tokens for masks: `FillMask(load_model("exported"))("The [MASK] of France.")`."""
 
-    def __init__(self, model: LoadedModel, *, top_k: int = 5):
+    def __init__(self, model: AnyModel, *, top_k: int = 5):
         """Moves the parameters to the device.
 
         Args:
@@ -36,6 +36,7 @@ class FillMask:
         Raises:
           UserError: the model has no masked-LM head or no tokenizer, or `top_k` is out of range.
         """
+        model = require_encoder(model, "fill masks")
         self._tokenizer = require_tokenizer(model)
         require_masked_lm(model, "fill masks")
         if not 1 <= top_k <= self._tokenizer.vocab_size:

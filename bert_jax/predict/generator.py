@@ -31,6 +31,7 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.predict.batches import compute_in_order, padded_batches
+from bert_jax.pretrained.load import AnyModel
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -434,7 +435,7 @@ class Generator:
 
     def __init__(
         self,
-        model: LoadedSeq2Seq,
+        model: AnyModel,
         settings: GenerationConfig = GenerationConfig(),  # noqa: B008 (frozen)
         compute: ComputeConfig = ComputeConfig(),  # noqa: B008 (frozen)
         mesh: jax.sharding.Mesh | None = None,
@@ -446,8 +447,14 @@ class Generator:
             belong to several processes, each process must generate the same list of texts.
 
         Raises:
-          UserError: the model has no tokenizer, or reads fewer tokens than the settings ask for.
+          UserError: the model is an encoder, has no tokenizer, or reads fewer tokens than the
+            settings ask for.
         """
+        if not isinstance(model, LoadedSeq2Seq):
+            raise UserError(
+                f"{model.path} is an encoder, which has no decoder, so it cannot generate text; "
+                "expected T5 or BART; `bert-jax fill-mask` predicts tokens at masks"
+            )
         if model.tokenizer is None:
             raise UserError(
                 f"{model.path} has no tokenizer files (tokenizer.json, spiece.model, or vocab.json "

@@ -25,7 +25,7 @@ from bert_jax.params.paths import ADAPTER
 from bert_jax.predict.batches import compute_features, params_to_device
 from bert_jax.predict.checks import check_fits_model, is_one_input, pair_texts
 from bert_jax.predict.task_processor import TaskProcessor, TruncationName, require_head
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import AnyModel, require_encoder
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.registry import compute_metrics
 
@@ -45,7 +45,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: AnyModel,
         *,
         truncation: TruncationName | None = None,
         window_pooling: WindowPooling | None = None,
@@ -73,9 +73,10 @@ class Predictor:
             training run, or False.
 
         Raises:
-          UserError: the model has no head or no tokenizer.
+          UserError: the model has no head or no tokenizer, or is T5 or BART.
           ConfigError: a setting is out of range or does not fit the model.
         """
+        model = require_encoder(model, "predict")
         self._processor = TaskProcessor(
             model,
             truncation=truncation,

@@ -19,7 +19,7 @@ from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batches import compute_features, params_to_device
 from bert_jax.predict.checks import check_sizes
-from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_tokenizer
+from bert_jax.pretrained.load import AnyModel, require_encoder, require_masked_lm, require_tokenizer
 from bert_jax.tasks.features import make_features
 from bert_jax.tasks.registry import kind_of_head, make_prompt_head
 
@@ -43,7 +43,7 @@ class PromptClassifier:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: AnyModel,
         prompt: Prompt,
         labels: Sequence[str],
         *,
@@ -65,6 +65,7 @@ class PromptClassifier:
             token of it.
           ConfigError: a number is out of range, or the labels of the prompt are others.
         """
+        model = require_encoder(model, "score label words")
         self._tokenizer = require_tokenizer(model)
         require_masked_lm(model, "score label words")
         check_sizes(max_length, model.config.max_length, batch_size, 0)

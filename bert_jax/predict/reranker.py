@@ -15,7 +15,7 @@ from bert_jax.errors import UserError, require_list_of_texts
 from bert_jax.models.heads.config import RankingActivation
 from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.task_processor import require_head
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import AnyModel, require_encoder
 from bert_jax.tasks.registry import kind_of_head
 
 
@@ -37,12 +37,13 @@ class Reranker:
     the folder's config.json has another activation.
     """
 
-    def __init__(self, model: LoadedModel, *, max_length: int | None = None, batch_size: int = 32):
+    def __init__(self, model: AnyModel, *, max_length: int | None = None, batch_size: int = 32):
         """Copies the model to the device; the arguments are as for `Predictor`.
 
         Raises:
           UserError: the model has no head with one output for a pair of texts.
         """
+        model = require_encoder(model, "score texts for a query")
         head = require_head(model)
         kind = kind_of_head(head)
         if kind.output_field is None:

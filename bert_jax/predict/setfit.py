@@ -2,20 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast, overload
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.sentence_embeddings.loader import joined_text
 from bert_jax.errors import UserError
-from bert_jax.io.atomic_io import atomic_write, write_json
-from bert_jax.io.json_io import read_json_object
 from bert_jax.predict.checks import (
     check_fits_model,
     check_pairs,
@@ -23,100 +16,17 @@ from bert_jax.predict.checks import (
     nonempty_examples,
 )
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.folder import resolve_model_folder
-from bert_jax.pretrained.load import load_model
-from bert_jax.runs.run_folder import SETFIT_HEAD
+from bert_jax.pretrained.load import AnyModel, LoadedSetFit
+from bert_jax.pretrained.setfit import HEAD_CONFIG
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.features import text_examples
 from bert_jax.tasks.registry import compute_metrics, kind_named
 
-HEAD_WEIGHTS, HEAD_CONFIG = "setfit_head.safetensors", SETFIT_HEAD
 _GROUP_SIZE = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetFitHead:
-    """Holds a logistic regression over embeddings of size E.
-
-    It is saved as safetensors and JSON, because loading a pickle can run code.
-
-    Attributes:
-      labels: class names, in the order of the logits.
-      weight: float32 [C, E].
-      bias: float32 [C].
-      reads_pairs: whether it was fitted to pairs of texts; None if that is unknown.
-    """
-
-    labels: tuple[str, ...]
-    weight: np.ndarray
-    bias: np.ndarray
-    reads_pairs: bool | None = None
-
-    def logits(self, vectors: np.ndarray) -> np.ndarray:
-        """Computes the logits of embeddings [n, E], float32 [n, C]."""
-        return vectors @ self.weight.T + self.bias
-
-    def save(self, folder: Path) -> None:
-        """Writes setfit_head.safetensors and setfit_head.json."""
-        tensors = {"weight": self.weight, "bias": self.bias}
-        atomic_write(folder / HEAD_WEIGHTS, save_tensors(tensors))
-        config = {"labels": list(self.labels), "reads_pairs": self.reads_pairs}
-        write_json(folder / HEAD_CONFIG, config)
-
-
-def is_setfit_folder(folder: Path) -> bool:
-    """Returns whether a folder has the head of a run of SetFit."""
-    return (folder / HEAD_CONFIG).is_file()
-
-
-def load_head(folder: Path) -> SetFitHead:
-    """Reads the head that `SetFitHead.save` wrote.
-
-    Raises:
-      UserError: a file is missing or damaged, or both do not fit together.
-    """
-    if not is_setfit_folder(folder):
-        raise UserError(
-            f"{folder} has no {HEAD_CONFIG}; expected the folder of a completed run of `bert-jax "
-            "setfit`: if the run was stopped, run its command again; for other fine-tuned models "
-            "use bert_jax.Predictor"
-        )
-    config = read_json_object(folder / HEAD_CONFIG)
-    labels, reads_pairs = config.get("labels"), config.get("reads_pairs")
-    advice = "copy the whole folder again, or train the model again"
-    try:
-        tensors = load_tensors((folder / HEAD_WEIGHTS).read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / HEAD_WEIGHTS} cannot be read: {error}; {advice}") from None
-    if missing := sorted({"weight", "bias"} - tensors.keys()):
-        raise UserError(
-            f"{folder / HEAD_WEIGHTS} has no tensor {missing[0]!r}; expected 'weight' and 'bias'; "
-            f"{advice}"
-        )
-    weight, bias = tensors["weight"], tensors["bias"]
-    if (
-        not isinstance(labels, list)
-        or weight.ndim != 2
-        or not ((len(labels),) == bias.shape == weight.shape[:1])
-    ):
-        raise UserError(
-            f"{folder}: {HEAD_CONFIG} has the labels {labels}, but {HEAD_WEIGHTS} has a weight of "
-            f"shape {list(weight.shape)} and a bias of shape {list(bias.shape)}; expected one row "
-            f"and one bias for each label; {advice}"
-        )
-    if not np.isfinite(weight).all() or not np.isfinite(bias).all():
-        raise UserError(f"{folder / HEAD_WEIGHTS} has values that are not finite; {advice}")
-    if not isinstance(reads_pairs, bool | None):
-        raise UserError(
-            f"{folder / HEAD_CONFIG}: reads_pairs is {reads_pairs!r}; expected true, false or "
-            f"null; {advice}"
-        )
-    labels = tuple(map(str, labels))
-    return SetFitHead(labels=labels, weight=weight, bias=bias, reads_pairs=reads_pairs)
-
-
 class SetFitClassifier:
-    """Classifies texts: `SetFitClassifier("runs/setfit")("A fine film.")["label"]`.
+    """Classifies texts: `SetFitClassifier(load_model("runs/setfit"))("A fine film.")["label"]`.
 
     Attributes:
       head: the logistic regression.
@@ -125,21 +35,25 @@ class SetFitClassifier:
       num_truncated: number of texts so far that were truncated to `max_length`.
     """
 
-    def __init__(self, folder: str | Path, head: SetFitHead | None = None):
-        """Reads the sentence encoder of a run folder and its head.
+    def __init__(self, model: AnyModel):
+        """Copies the sentence encoder to the device.
 
         Raises:
-          UserError: the folder is not a SetFit run, or its head does not fit its encoder.
+          UserError: the model is no run of SetFit, or its head does not fit its encoder.
         """
-        folder = resolve_model_folder(folder)
-        self.head = load_head(folder) if head is None else head
-        self._path, self._embedder = str(folder), Embedder(load_model(folder))
+        if not isinstance(model, LoadedSetFit):
+            raise UserError(
+                f"{model.path} has no {HEAD_CONFIG}; expected the folder of a completed run of "
+                "`bert-jax setfit`: if the run was stopped, run its command again; for other "
+                "fine-tuned models use bert_jax.Predictor"
+            )
+        self.head, self._path, self._embedder = model.head, model.path, Embedder(model)
         self.kind, self.max_length = kind_named("classification"), self._embedder.max_length
         self.num_truncated = 0
         if self.head.weight.shape[1] != self._embedder.embedding_size:
             raise UserError(
-                f"{folder}: the head expects embeddings of size {self.head.weight.shape[1]}, but "
-                f"those of the encoder have size {self._embedder.embedding_size}; copy the whole "
+                f"{model.path}: the head expects embeddings of size {self.head.weight.shape[1]}, "
+                f"but those of the encoder have size {self._embedder.embedding_size}; copy the whole "
                 "folder again, or train the model again"
             )
 

@@ -156,7 +156,7 @@ def require_head(model: LoadedModel) -> TaskHead:
         if (Path(model.path) / SETFIT_HEAD).is_file():
             raise UserError(
                 f"{model.path} is a run of `bert-jax setfit`, whose head is a logistic regression; "
-                f"use SetFitClassifier({model.path!r}) of bert_jax.predict.setfit"
+                f"use SetFitClassifier(load_model({model.path!r})) of bert_jax.predict.setfit"
             )
         raise UserError(
             f"{model.path}: the run of `bert-jax setfit` was stopped before it fitted the logistic "

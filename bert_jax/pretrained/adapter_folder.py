@@ -37,19 +37,19 @@ class AdaptedModel(NamedTuple):
 
 
 def read_with_base(
-    folder: Path, base_path: str | Path | None, load_model: Callable[[Path], Any]
+    folder: Path, base_path: str | Path | None, load_encoder: Callable[[Path], Any]
 ) -> AdaptedModel:
     """Reads an adapter folder and its base.
 
     Args:
       base_path: the base; None for that in the adapter's config.
-      load_model: returns the model at a path, a `LoadedModel`.
+      load_encoder: returns the model at a path, a `LoadedModel`.
 
     Raises:
       UserError: there is no base, or the adapter was trained on another one; or as
         `read_adapter_folder`.
     """
-    base = load_model(_find_base(folder, base_path))
+    base = load_encoder(_find_base(folder, base_path))
     if base.adapter is not None:
         raise UserError(
             f"{base.path} has an adapter that cannot be merged, {type(base.adapter).__name__}, so "

@@ -158,7 +158,7 @@ def complete_params(
     params: Mapping[str, Any],
     info: Mapping[str, Any],
     checkpoint: str,
-    load_model: Callable[[str], Any],
+    load_encoder: Callable[[str], Any],
 ) -> dict[str, Any]:
     """Returns all parameters of a model from those in a checkpoint.
 
@@ -168,7 +168,7 @@ def complete_params(
       params: the parameters in the checkpoint; returned as they are if it names no base.
       info: the metadata of the checkpoint.
       checkpoint: its folder, for messages.
-      load_model: returns the model at a path, a `LoadedModel`.
+      load_encoder: returns the model at a path, a `LoadedModel`.
 
     Raises:
       UserError: the base cannot be read or has changed.
@@ -177,7 +177,7 @@ def complete_params(
         return dict(params)
     path = base_of(info).path
     try:
-        encoder = load_model(path).params["encoder"]
+        encoder = load_encoder(path).params["encoder"]
     except UserError as error:
         raise UserError(
             f"{checkpoint} holds only the parameters that were trained on the base {path}, which "

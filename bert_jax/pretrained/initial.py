@@ -13,7 +13,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.replaced_tokens import generator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.folder import resolve_model_folder
-from bert_jax.pretrained.load import LoadedModel, build_model, load_model, require_no_adapter
+from bert_jax.pretrained.load import LoadedModel, build_model, load_encoder, require_no_adapter
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 
@@ -29,7 +29,7 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
     folder = resolve_model_folder(path)
     if tf1.find_checkpoint(folder) is not None:
         return build_model(tf1.read_checkpoint(folder), str(folder))
-    model = load_model(folder)
+    model = load_encoder(folder)
     require_no_adapter(model, "be the start of another training")
     return model
 

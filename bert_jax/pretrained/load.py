@@ -41,6 +41,8 @@ from bert_jax.pretrained.base_model import (
     restore_run,
 )
 from bert_jax.pretrained.folder import resolve_model_folder
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, is_seq2seq, load_seq2seq
+from bert_jax.pretrained.setfit import SetFitHead, is_setfit_folder, load_head
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
@@ -194,12 +196,37 @@ class LoadedModel:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedSetFit:
+    """Holds a classifier of `bert-jax setfit` in memory.
+
+    Attributes:
+      encoder: the sentence encoder.
+      head: the logistic regression on its vectors.
+    """
+
+    encoder: LoadedModel
+    head: SetFitHead
+
+    @property
+    def path(self) -> str:
+        """Returns the path of the folder from which the model was loaded."""
+        return self.encoder.path
+
+
+AnyModel = LoadedModel | LoadedSetFit | LoadedSeq2Seq
+"""A model of any kind. `LoadedModel` is an encoder, alone, with the head of a task, with an adapter
+or with what makes it a sentence encoder; `LoadedSeq2Seq` is T5 or BART."""
+
+
 def load_model(
     path: str | Path, task: str | None = None, base: str | Path | None = None
-) -> LoadedModel:
-    """Reads a run folder, one step of a run, a Hugging Face folder or an adapter folder of peft.
+) -> AnyModel:
+    """Reads a model of any kind: a run, one step of a run, or a folder in Hugging Face's formats.
 
     Args:
+      path: a run folder, one of its checkpoints, a folder of transformers or sentence-transformers,
+        an adapter folder of peft, or a run of SetFit.
       task: the task of a multi-task run whose head is loaded; None loads no head.
       base: the model that an adapter folder was trained on; None for that in its config.
 
@@ -209,14 +236,53 @@ def load_model(
         the tokenizer has more tokens than the model.
     """
     folder = resolve_model_folder(path)
+    if is_seq2seq(folder):
+        require_no_task(str(folder), task)
+        _require_no_base(str(folder), base)
+        return load_seq2seq(folder)
+    encoder = load_encoder(folder, task, base)
+    if is_setfit_folder(folder):
+        return LoadedSetFit(encoder=encoder, head=load_head(folder))
+    return encoder
+
+
+def require_encoder(model: AnyModel, purpose: str) -> LoadedModel:
+    """Returns a model that is an encoder, or the encoder of a SetFit model.
+
+    Args:
+      purpose: what it is needed for, to follow "it cannot", such as "fill masks".
+
+    Raises:
+      UserError: the model is T5 or BART.
+    """
+    match model:
+        case LoadedModel():
+            return model
+        case LoadedSetFit():
+            return model.encoder
+        case LoadedSeq2Seq():
+            raise UserError(
+                f"{model.path} is an encoder-decoder ({model.config.family}), so it cannot "
+                f"{purpose}; `bert-jax generate` and bert_jax.Generator write texts with it"
+            )
+
+
+def load_encoder(
+    path: str | Path, task: str | None = None, base: str | Path | None = None
+) -> LoadedModel:
+    """Reads an encoder for callers that need one; arguments and errors are as for `load_model`.
+
+    Raises:
+      UserError: also if the model is T5 or BART.
+    """
+    folder = resolve_model_folder(path)
     path = str(folder)
     if is_adapter_folder(folder):
         require_no_task(path, task)
-        imported, adapter, adapter_params = read_with_base(folder, base, load_model)
+        imported, adapter, adapter_params = read_with_base(folder, base, load_encoder)
         model = build_model(imported, path)
         return dataclasses.replace(model, adapter=adapter, adapter_params=adapter_params)
-    if base is not None:
-        raise ConfigError(f"--base {base}: {path} is not an adapter folder, so it has no base")
+    _require_no_base(path, base)
     if (found := run_folder.find_run(folder)) is not None:
         return _load_run(*found, task)
     encoder_folder = transformer_folder(folder)
@@ -228,6 +294,11 @@ def load_model(
         f"Hugging Face folder with {huggingface.CONFIG} and {huggingface.WEIGHTS} "
         "(`bert-jax convert` makes one from a Google TF1 checkpoint)"
     )
+
+
+def _require_no_base(source: str, base: str | Path | None) -> None:
+    if base is not None:
+        raise ConfigError(f"--base {base}: {source} is not an adapter folder, so it has no base")
 
 
 def build_model(
@@ -314,7 +385,7 @@ def require_no_adapter(model: LoadedModel, purpose: str) -> None:
 
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     params, info, loaded_step = restore_run(folder, step)
-    params = complete_params(params, info, str(folder), load_model)
+    params = complete_params(params, info, str(folder), load_encoder)
     adapter_params = params.pop(paths.ADAPTER, {})
     trained = select_trained_model(params, info, task, str(folder))
     config = from_json(EncoderConfig, info["config"]["objective"]["model"], "objective.model")
@@ -369,7 +440,7 @@ def load_sentence_model(path: str | Path) -> SentenceModel:
     Raises:
       UserError: as `load_model` and `sentence_model_of`.
     """
-    return sentence_model_of(load_model(path))
+    return sentence_model_of(load_encoder(path))
 
 
 def is_sentence_encoder(model: LoadedModel) -> bool:

@@ -21,8 +21,9 @@ from bert_jax.data.sentence_embeddings.loader import joined_text
 from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
 from bert_jax.io.atomic_io import write_json
 from bert_jax.predict.embedder import Embedder
-from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
-from bert_jax.pretrained.load import load_model, load_sentence_model
+from bert_jax.predict.setfit import SetFitClassifier
+from bert_jax.pretrained.load import LoadedSetFit, load_encoder, load_sentence_model
+from bert_jax.pretrained.setfit import SetFitHead
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import format_metrics
 from bert_jax.tasks.features import text_examples
@@ -90,7 +91,8 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
         return exit_code
     train = text_examples(task, "train")
     logger.info("step 2 of 2: logistic regression on the vectors of %d texts", len(train))
-    vectors = Embedder(load_model(folder))([joined_text(each) for each in train])
+    encoder = load_encoder(folder)
+    vectors = Embedder(encoder)([joined_text(each) for each in train])
     labels = [str(example.label) for example in train]
     weight, bias = fit_logistic_regression(vectors, labels, task.labels)
     head = SetFitHead(
@@ -100,7 +102,7 @@ def train_setfit(config: SetFitConfig, folder: Path) -> int:
         reads_pairs=any(example.text_pair is not None for example in train),
     )
     head.save(folder)
-    classifier = SetFitClassifier(folder, head)
+    classifier = SetFitClassifier(LoadedSetFit(encoder=encoder, head=head))
     metrics: dict[str, dict[str, float]] = {}
     for split in (name for name in task.splits if name != "train"):
         if all(map(is_labeled, task.splits[split])):

@@ -13,7 +13,7 @@ from bert_jax.cli import evaluate
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 
 TEXTS = ["the sea", "a net", "the old man", "a man by the sea", "an old man"]
 COLUMNS = ["columns", "--text", "text", "--label", "label"]
@@ -42,7 +42,7 @@ def test_metrics_of_each_labeled_split(exported, tmp_path, capsys):
     ]
     assert main(["evaluate", exported, *COLUMNS, *files]) == 0
     results = json.loads(capsys.readouterr().out)
-    predictions = np.array([row["label"] for row in Predictor(load_model(exported))(TEXTS)])
+    predictions = np.array([row["label"] for row in Predictor(load_encoder(exported))(TEXTS)])
     for split in labels:
         assert results[split]["examples"] == len(TEXTS)
         assert np.isclose(results[split]["accuracy"], np.mean(predictions == labels[split]))

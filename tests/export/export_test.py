@@ -26,7 +26,7 @@ from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.tasks.classification import SequenceClassification
 
 
@@ -37,7 +37,7 @@ def model(tmp_path: Path) -> LoadedModel:
 
 def test_export_and_import_are_bit_identical(model, tmp_path):
     assert export(model, tmp_path / "exported") == 0.0
-    again = load_model(tmp_path / "exported")
+    again = load_encoder(tmp_path / "exported")
     assert again.config == model.config
     assert again.tokenizer and model.tokenizer
     assert again.tokenizer.fingerprint == model.tokenizer.fingerprint
@@ -63,7 +63,7 @@ def test_heads_that_hugging_face_does_not_have_are_left_out(model, tmp_path, cap
     params = jax.device_get(objective.init(jax.random.key(0)))
     assert export(dataclasses.replace(model, params=params), tmp_path / "exported") == 0.0
     assert "Hugging Face's BERT has no such head: sentence_order, span_boundary" in caplog.text
-    again = load_model(tmp_path / "exported")
+    again = load_encoder(tmp_path / "exported")
     assert set(again.params) == {"encoder", "pooler", "masked_lm", "next_sentence"}
 
 
@@ -89,7 +89,7 @@ def test_model_without_heads_is_exported_as_encoder(model, tmp_path):
     export(dataclasses.replace(model, params=params, missing=missing), tmp_path / "exported")
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["architectures"] == ["BertForMaskedLM"]
-    assert load_model(tmp_path / "exported").missing == missing
+    assert load_encoder(tmp_path / "exported").missing == missing
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_model_without_heads_is_exported_as_encoder(model, tmp_path):
 def test_each_task_head_is_read_back_bit_identical(tmp_path, head, card):
     model = small_model(tmp_path / "made", head=head)
     assert export(model, tmp_path / "exported") == 0.0
-    again = load_model(tmp_path / "exported")
+    again = load_encoder(tmp_path / "exported")
     assert again.head == head and again.config == model.config
     expected, found = paths.flatten(model.params), paths.flatten(again.params)
     assert found.keys() == expected.keys()
@@ -250,7 +250,7 @@ def test_model_card_describes_the_run(model, tmp_path):
         {"split": "train", "step": 15, "phase": "length-16", "seconds": 2.5, "loss": 1.5},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"split"')
-    export(load_model(run), tmp_path / "exported")
+    export(load_encoder(run), tmp_path / "exported")
     card = (tmp_path / "exported" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     for expected in [

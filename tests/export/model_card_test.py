@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics
 
 from bert_jax.export.export import export
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.report.task_report_test import predictions, rows_of
 
 
@@ -17,7 +17,7 @@ def exported(task_run, tmp_path_factory):
 
     def get(kind):
         folder, output = task_run(kind), tmp_path_factory.mktemp("card") / "exported"
-        export(load_model(folder), output)
+        export(load_encoder(folder), output)
         return folder, (output / "README.md").read_text(encoding="utf-8")
 
     return get
@@ -64,11 +64,11 @@ def test_metrics_of_another_step_are_marked(task_run, exported, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(task_run("classification"), folder)
     found = json.loads((folder / "analysis.json").read_text())
-    record = load_model(folder).run
+    record = load_encoder(folder).run
     assert record is not None
     held = record.step
     (folder / "analysis.json").write_text(json.dumps({**found, "step": held + 1}))
-    export(load_model(folder), tmp_path / "exported")
+    export(load_encoder(folder), tmp_path / "exported")
     card = (tmp_path / "exported" / "README.md").read_text()
     assert f"measured with the parameters of step {held + 1}; this folder" in card
 
@@ -77,6 +77,6 @@ def test_unfinished_run_has_its_last_evaluation(task_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(task_run("classification"), folder)
     (folder / "analysis.json").unlink()
-    export(load_model(folder), tmp_path / "exported")
+    export(load_encoder(folder), tmp_path / "exported")
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "## Results of the last evaluation during training" in card and "| accuracy |" in card

@@ -15,7 +15,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from tests.helpers.torch_parity import HEADS, load_exported
 
 torch = pytest.importorskip("torch")
@@ -75,7 +75,7 @@ def check_head_outputs(
     head, name, fields = HEADS[head_name]
     model = torch_model(config, f"For{name}", **fields)
     model.save_pretrained(folder)
-    loaded = load_model(folder)
+    loaded = load_encoder(folder)
     assert loaded.config == config and loaded.head == head
     check_outputs(model, loaded, **options)
 
@@ -112,7 +112,7 @@ def check_folder(
       pad_token_id: their padding.
     """
     model.save_pretrained(folder / "torch")
-    loaded = load_model(folder / "torch")
+    loaded = load_encoder(folder / "torch")
     assert loaded.config == config and loaded.head == head
     if head is None:
         assert loaded.params.keys() == {"encoder", *parts}
@@ -120,7 +120,7 @@ def check_folder(
     assert export(loaded, folder / "exported") == 0.0
     reopened = load_exported(auto_class, folder / "exported")
     assert_same_tensors(model, reopened)
-    imported = load_model(folder / "exported")
+    imported = load_encoder(folder / "exported")
     assert imported.config == config and imported.head == head
     expected, found = paths.flatten(loaded.params), paths.flatten(imported.params)
     assert found.keys() == expected.keys()

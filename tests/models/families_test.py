@@ -136,7 +136,7 @@ from bert_jax.objectives.make import make_objective
 from bert_jax.config.train import MeshConfig
 from bert_jax.parallel.sharding import make_mesh, parameter_shardings
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.apps.testing.batches import fine_tuning_batch, pretraining_batch
 from bert_jax.config.train import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.flops import step_flops
@@ -180,7 +180,7 @@ for number, (config, batch) in enumerate(zip(configs, batches)):
     exported.mkdir()
     huggingface.write_config(exported, config.model, parts_in(flat), 0, task_head)
     huggingface.write_weights(exported, flat, config.model)
-    model = load_model(exported)
+    model = load_encoder(exported)
     assert model.config == config.model and model.head == task_head
     for path, leaf in paths.flatten(model.params).items():
         assert np.array_equal(flat[path], leaf), path

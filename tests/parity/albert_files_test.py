@@ -20,7 +20,7 @@ from bert_jax.models.albert.tf1 import TF1
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.pretrained.initial import load_model_or_tf1
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.text.files import read_text
 from bert_jax.text.load_tokenizer import load_tokenizer
 from tests.parity.albert_test import GROUPS, TOLERANCE, params_of, torch_fields, torch_model
@@ -188,7 +188,7 @@ def test_trained_model_of_chemical_reactions(tmp_path):
     """A published ALBERT with trained weights, in the format of torch before 1.6."""
     folder = reactions_folder()
     assert folder is not None
-    loaded = load_model(folder)
+    loaded = load_encoder(folder)
     assert (loaded.config.word_embedding_size, loaded.config.hidden_size) == (128, 256)
     assert loaded.config.hidden_act == "gelu" and loaded.config.num_hidden_layers == 12
     model = transformers.AlbertForMaskedLM(

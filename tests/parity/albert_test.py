@@ -22,7 +22,7 @@ from bert_jax.models.layers.config import (
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
     assert_same_tensors,
@@ -94,12 +94,12 @@ def test_pooler_and_the_longest_sequence():
 def test_pretraining_folder_comes_back_bit_identical(tmp_path):
     model = torch_model(EQUAL_WIDTHS, "ForPreTraining")
     model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
+    loaded = load_encoder(tmp_path / "torch")
     assert loaded.config == EQUAL_WIDTHS and loaded.missing == ()
     export(loaded, tmp_path / "exported")
     reopened = load_exported(transformers.AutoModelForPreTraining, tmp_path / "exported")
     assert_same_tensors(model, reopened)
-    third = paths.flatten(load_model(tmp_path / "exported").params)
+    third = paths.flatten(load_encoder(tmp_path / "exported").params)
     for path, leaf in paths.flatten(loaded.params).items():
         np.testing.assert_array_equal(third[path], leaf)
 

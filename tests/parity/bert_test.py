@@ -16,7 +16,7 @@ from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -127,7 +127,7 @@ def test_folder_written_by_transformers_is_read(tmp_path):
     model = transformers.BertForPreTraining(torch_config(config))
     randomize_parameters(model, std=0.04, seed=2)
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.config == config and loaded.missing == ()
     batch = pretraining_batch(
         batch_size=2, seq_length=16, max_predictions_per_seq=4, vocab_size=300
@@ -145,7 +145,7 @@ def test_folders_of_other_architectures_are_read(tmp_path, kind):
         "BertForMaskedLM": ("pooler", "next_sentence"),
         "BertForNextSentencePrediction": ("masked_lm",),
     }
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.missing == missing[kind]
     table = loaded.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(table, model.get_input_embeddings().weight.detach().numpy())

@@ -20,7 +20,7 @@ from bert_jax.export.export import export
 from bert_jax.models.bigbird.attention import random_blocks
 from bert_jax.models.heads.config import QuestionAnsweringHead
 from bert_jax.models.model import build_network, run_forward
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import assert_same_tensors
 from tests.helpers.torch_parity import (
@@ -45,7 +45,7 @@ def padded_batch(length: int) -> Any:
 def test_pretraining_heads_both_ways(tmp_path):
     model, batch = torch_model(SMALL, "ForPreTraining"), padded_batch(24)
     model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
+    loaded = load_encoder(tmp_path / "torch")
     found = run_forward(loaded.params, loaded.config, batch)
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(batch[name]).long() for name in ENCODER_FIELDS})
@@ -66,7 +66,7 @@ def test_lengths_of_full_and_of_block_sparse_attention(tmp_path, length):
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(batch[name]).long() for name in ENCODER_FIELDS})
     real = batch["attention_mask"] > 0
-    found = run_forward(load_model(tmp_path).params, SMALL, batch)["masked_lm"]
+    found = run_forward(load_encoder(tmp_path).params, SMALL, batch)["masked_lm"]
     np.testing.assert_allclose(found[real], expected.logits.numpy()[real], rtol=0, atol=1e-5)
 
 
@@ -74,7 +74,7 @@ def test_question_answering_folders_both_ways(tmp_path):
     """Hugging Face's class subtracts 1e6 from the logits of the question, all but the first."""
     model = torch_model(SMALL, "ForQuestionAnswering")
     model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
+    loaded = load_encoder(tmp_path / "torch")
     batch = padded_batch(24)
     batch["input_ids"][:, 4] = SMALL.sep_token_id
     batch["input_ids"][:, 1:4] = 5
@@ -95,7 +95,7 @@ def test_training_attends_to_the_random_blocks_of_each_layer_and_head(tmp_path):
     config = dataclasses.replace(SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = torch_model(config, "Model")
     model.save_pretrained(tmp_path)
-    params = {"encoder": load_model(tmp_path).params["encoder"]}
+    params = {"encoder": load_encoder(tmp_path).params["encoder"]}
     ids = np.random.default_rng(0).integers(5, 103, (2, 60)).astype(np.int32)
     ids_array = jnp.asarray(ids)
 

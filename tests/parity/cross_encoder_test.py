@@ -11,7 +11,7 @@ from bert_jax.export.export import export
 from bert_jax.models.heads.config import RankingHead
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.reranker import Reranker
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.torch_parity import randomize_parameters
 
 pytest.importorskip("torch")
@@ -38,7 +38,7 @@ def test_exported_cross_encoder_scores_equal_sentence_transformers(folder):
     reference = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     expected = reference.predict(PAIRS)
     assert np.ptp(expected) > 0.05 and (expected > 0).all() and (expected < 1).all()
-    rerank = Reranker(load_model(folder))
+    rerank = Reranker(load_encoder(folder))
     np.testing.assert_allclose(rerank.score_pairs(PAIRS), expected, atol=1e-5)
     ranked = reference.rank(QUERY, TEXTS)
     assert [text.position for text in rerank.rank(QUERY, TEXTS)] == [r["corpus_id"] for r in ranked]
@@ -52,7 +52,7 @@ def test_saved_cross_encoder_has_the_same_scores_here(folder, tmp_path, activati
     reference = sentence_transformers.CrossEncoder(str(folder), device="cpu", activation_fn=module)
     randomize_parameters(reference.model, std=0.3, seed=2)
     reference.save_pretrained(str(tmp_path))
-    model = load_model(tmp_path)
+    model = load_encoder(tmp_path)
     assert model.head == RankingHead(activation=activation)
     expected = reference.predict(PAIRS)
     assert np.ptp(expected) > 0.05

@@ -20,7 +20,7 @@ from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.predict.fill_mask import FillMask
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.text.load_tokenizer import load_tokenizer
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
@@ -93,7 +93,7 @@ def published_folder(folder: Any, **changes: Any) -> Any:
 def test_published_file_is_an_encoder_that_cannot_fill_masks(tmp_path):
     model = published_folder(tmp_path)
     write_sentencepiece(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.config == PUBLISHED and loaded.missing == ("masked_lm",)
     encoder = dataclasses.replace(loaded, params={"encoder": loaded.params["encoder"]})
     check_outputs(model, encoder)
@@ -103,7 +103,7 @@ def test_published_file_is_an_encoder_that_cannot_fill_masks(tmp_path):
 
 def test_head_that_detects_replaced_tokens(tmp_path):
     published_folder(tmp_path / "published")
-    loaded = load_model(tmp_path / "published")
+    loaded = load_encoder(tmp_path / "published")
     batch = pretraining_batch(batch_size=2, seq_length=40, max_predictions_per_seq=4, vocab_size=99)
     found, real = run_forward(loaded.params, PUBLISHED, batch), batch["attention_mask"] > 0
     expected = detector_logits(found["hidden_states"][-1])
@@ -115,14 +115,14 @@ def test_head_that_detects_replaced_tokens(tmp_path):
         np.testing.assert_array_equal(tensors[f"mask_predictions.{name}"], tensor.numpy())
     reopened = transformers.AutoModel.from_pretrained(tmp_path / "exported")
     assert type(reopened) is transformers.DebertaV2Model
-    again = paths.flatten(load_model(tmp_path / "exported").params)
+    again = paths.flatten(load_encoder(tmp_path / "exported").params)
     for path, leaf in paths.flatten(loaded.params).items():
         np.testing.assert_array_equal(again[path], leaf, err_msg=path)
 
 
 def test_detector_reads_the_first_token_of_each_packed_example(tmp_path):
     published_folder(tmp_path)
-    params = load_model(tmp_path).params
+    params = load_encoder(tmp_path).params
     ids = np.random.default_rng(0).integers(5, 99, (1, 20)).astype(np.int32)
     together = {
         "input_ids": ids,
@@ -153,7 +153,7 @@ def test_detector_reads_the_first_token_of_each_packed_example(tmp_path):
 def test_unsupported_variants_are_refused(tmp_path, changes, message):
     published_folder(tmp_path, **changes)
     with pytest.raises(UserError, match=message):
-        load_model(tmp_path)
+        load_encoder(tmp_path)
 
 
 def test_absent_fields_have_the_defaults_of_hugging_face(tmp_path):
@@ -163,7 +163,7 @@ def test_absent_fields_have_the_defaults_of_hugging_face(tmp_path):
     del fields["relative_attention"]
     file.write_text(json.dumps(fields))
     with pytest.raises(UserError, match="relative_attention is absent, which means False"):
-        load_model(tmp_path)
+        load_encoder(tmp_path)
 
 
 def write_sentencepiece(folder: Any) -> Any:
@@ -211,7 +211,7 @@ def test_tokenizer_of_hugging_face_and_texts(tmp_path):
     )  # fmt: skip
     model = torch_model(config, "Model")
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.config == config and loaded.tokenizer is not None
     assert loaded.tokenizer.mask_id == len(tokens) == tokenizer.mask_token_id
     texts = ["the [MASK] sat.", "a cat on the mat and the dog."]
@@ -221,6 +221,6 @@ def test_tokenizer_of_hugging_face_and_texts(tmp_path):
 def test_prefix_of_the_bare_encoder_is_not_that_of_the_head(tmp_path):
     _, name, fields = HEADS["sequence"]
     torch_model(SMALL, f"For{name}", **fields).save_pretrained(tmp_path)
-    flat = paths.flatten(load_model(tmp_path).params)
+    flat = paths.flatten(load_encoder(tmp_path).params)
     assert flat["classifier/dense/kernel"].shape == (48, 48)
     assert flat["classifier/out_proj/kernel"].shape == (48, 3)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
     check_exported_texts,
@@ -27,13 +27,13 @@ SMALL, torch_model = FAMILY.small, FAMILY.torch_model
 
 def test_bare_encoder_names_and_buffers_of_old_files(tmp_path):
     torch_model(SMALL, "Model").save_pretrained(tmp_path)
-    expected = paths.flatten(load_model(tmp_path).params)
+    expected = paths.flatten(load_encoder(tmp_path).params)
     tensors = load_file(tmp_path / "model.safetensors")
     assert "transformer.layer.0.attention.q_lin.weight" in tensors  # as transformers writes it
     old = {f"distilbert.{name}": tensor for name, tensor in tensors.items()}
     old["distilbert.embeddings.position_ids"] = np.arange(40)[None]
     save_file(old, tmp_path / "model.safetensors")
-    found = paths.flatten(load_model(tmp_path).params)
+    found = paths.flatten(load_encoder(tmp_path).params)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[path], leaf) for path, leaf in expected.items())
 

@@ -26,7 +26,7 @@ from bert_jax.config.tuning import TuningConfig
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.make import make_objective
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.train.initialize import student_from_layers
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
@@ -152,7 +152,7 @@ def without_dropout(model: LoadedModel) -> Any:
 @pytest.mark.slow  # tests/objectives/distillation_test.py compares them with loops
 def test_pretraining_losses_equal_those_of_pytorch(tmp_path):
     torch_teacher = save_teacher(tmp_path, "ForMaskedLM")
-    teacher_model = load_model(tmp_path)
+    teacher_model = load_encoder(tmp_path)
     teacher = Teacher(path=str(tmp_path), model=teacher_model.config, layers=LAYERS)
     student = student_from_layers(teacher_model, teacher, {})
     objective = make_objective(
@@ -185,7 +185,7 @@ def test_pretraining_losses_equal_those_of_pytorch(tmp_path):
 
 def test_fine_tuning_losses_equal_those_of_pytorch(tmp_path):
     torch_teacher = save_teacher(tmp_path, "ForSequenceClassification")
-    teacher_model = load_model(tmp_path)
+    teacher_model = load_encoder(tmp_path)
     teacher = Teacher(path=str(tmp_path), model=teacher_model.config, layers=LAYERS)
     student = student_from_layers(teacher_model, teacher, {})
     objective = make_objective(

@@ -17,7 +17,7 @@ from bert_jax.export.export import export
 from bert_jax.models.heads.config import (
     QuestionAnsweringHead,
 )
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import check_head_outputs
 
@@ -60,7 +60,7 @@ def test_tokens_of_the_vocabulary_of_llama(tmp_path):
     fast.save_pretrained(tmp_path)
     config = dataclasses.replace(SMALL, vocab_size=len(fast))
     torch_model(config, "Model").save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     texts = ["the <|mask|> sat.", "a cat on the mat, and the dog's tail é."]
     expected, found = fast(texts, return_tensors="np", padding=True), loaded.tokenize(texts)
     for name in ("input_ids", "attention_mask"):
@@ -87,12 +87,12 @@ def test_config_keys_of_the_published_folders_are_read(tmp_path):
     }
     change_config(tmp_path, removed, **published)
     expected = dataclasses.replace(SMALL, rope_theta=30_000.0, classifier_pooling="mean")
-    assert load_model(tmp_path).config == expected
+    assert load_encoder(tmp_path).config == expected
 
 
 def test_export_without_a_class_is_refused(tmp_path):
     torch_model(SMALL, "Model").save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
+    loaded = load_encoder(tmp_path / "torch")
     with_head = dataclasses.replace(loaded, head=QuestionAnsweringHead())
     with pytest.raises(UserError, match="transformers has no class EuroBertForQuestionAnswering"):
         export(with_head, tmp_path / "exported")

@@ -15,7 +15,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.interop.huggingface import read_config
 from bert_jax.models.model import run_forward
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
     check_folder,
@@ -105,7 +105,7 @@ def test_untied_head_has_its_own_table(tmp_path, name, width):
     family = FAMILIES[name]
     model = family.torch_model(family.small, "ForMaskedLM", tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.params["masked_lm"]["decoder"].shape == (103, width)
     check_outputs(model, loaded)
 
@@ -122,7 +122,7 @@ def test_packed_examples_are_computed_as_if_alone(tmp_path, name, size, lengths,
     family = FAMILIES[name]
     config = (family.small, family.medium)[size]
     family.torch_model(config, "ForMaskedLM").save_pretrained(tmp_path)
-    params = load_model(tmp_path).params
+    params = load_encoder(tmp_path).params
     random = np.random.default_rng(0)
     ids = random.integers(5, config.vocab_size, (1, sum(lengths))).astype(np.int32)
 

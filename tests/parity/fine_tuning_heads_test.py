@@ -24,7 +24,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.tasks.registry import head_spec
 from tests.helpers.torch_parity import (
     HEADS,
@@ -116,7 +116,7 @@ def assert_same(found, expected, tolerance: float = TOLERANCE):
 def test_folder_written_by_transformers_gives_the_same_logits(tmp_path, kind):
     model = torch_model(kind)
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.head == HEADS[kind][0] and loaded.config == MODEL
     batch = make_batch(kind)
     found = jax_predictions(loaded.params, loaded.config, loaded.head, batch)

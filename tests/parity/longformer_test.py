@@ -19,7 +19,7 @@ from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.longformer.huggingface import TABLES
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import assert_same_tensors
 from tests.helpers.torch_parity import (
@@ -154,7 +154,7 @@ def test_task_head_folders_both_ways(tmp_path, head_name):
     head, name, fields = HEADS[head_name]
     model = torch_model(SMALL, f"For{name}", **fields)
     model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
+    loaded = load_encoder(tmp_path / "torch")
     assert loaded.head == head and loaded.config == SMALL
     assert export(loaded, tmp_path / "exported") <= TOLERANCE
     reopened = load_exported(getattr(transformers, f"AutoModelFor{name}"), tmp_path / "exported")

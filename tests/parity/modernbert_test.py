@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from bert_jax.export.export import export
 from bert_jax.models.layers.pre_norm import inverse_frequencies
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import check_states, check_texts
 
@@ -37,7 +37,7 @@ def test_rotary_frequencies_are_those_of_hugging_face(theta):
 def test_exported_config_has_the_layers_of_the_model(tmp_path, config):
     model = torch_model(config, "ForMaskedLM")
     model.save_pretrained(tmp_path / "torch")
-    export(load_model(tmp_path / "torch"), tmp_path / "exported")
+    export(load_encoder(tmp_path / "torch"), tmp_path / "exported")
     exported = transformers.AutoConfig.from_pretrained(tmp_path / "exported")
     assert exported.layer_types == list(config.layer_types)
     assert exported.rope_parameters == model.config.rope_parameters
@@ -62,7 +62,7 @@ def test_config_keys_of_transformers_4_are_read(tmp_path):
         "sparse_prediction": False,
     }
     file.write_text(json.dumps(fields | old))
-    config = load_model(tmp_path).config
+    config = load_encoder(tmp_path).config
     expected = ("full_attention", "sliding_attention") * 2
     assert config == dataclasses.replace(SMALL, layer_types=expected, local_rope_theta=20_000.0)
 
@@ -96,7 +96,7 @@ def test_folders_with_tokenizer_open_and_encode_texts(tmp_path):
     config = dataclasses.replace(SMALL, vocab_size=-(-len(tokenizer) // 64) * 64)
     model = torch_model(config, "Model")
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.config == config and loaded.tokenizer is not None
     texts = ["the [MASK] sat.", "a cat on the mat, and the dog's tail é."]
     check_states(model, loaded, check_texts(loaded, tokenizer, texts))

@@ -19,7 +19,7 @@ from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.mpnet.model import two_stream_mask
 from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective, predictions_of
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
     check_exported_texts,
@@ -147,7 +147,7 @@ def test_masks_of_both_streams_are_those_of_the_original_code(permuted_batch):
 def test_masked_and_permuted_loss_equals_the_original_code(tmp_path, permuted_batch, is_packed):
     model = torch_model(SMALL, "ForMaskedLM")
     model.save_pretrained(tmp_path)
-    params = load_model(tmp_path).params
+    params = load_encoder(tmp_path).params
     objective = MaskedPermutedLMObjective(MaskedPermutedLM(model=SMALL, mask_token_id=102))
     assert paths.flatten(objective.abstract()).keys() <= paths.flatten(params).keys()
     batch = {name: permuted_batch[name] for name in objective.batch_fields()}

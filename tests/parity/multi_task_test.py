@@ -9,7 +9,7 @@ from bert_jax.config.objectives import MultiTask, UncertaintyWeighting
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.multi_task import task_params
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.presets import multi_task_experiment
 from bert_jax.train.run import run
@@ -64,7 +64,7 @@ def trained(tmp_path_factory):
 def test_exported_task_gives_the_same_logits_in_pytorch(trained, kind, tmp_path):
     folder, program = trained
     assert isinstance(program, MultiTask)
-    export(load_model(folder, kind), tmp_path / kind)
+    export(load_encoder(folder, kind), tmp_path / kind)
     model = load_exported(getattr(transformers, f"AutoModelFor{KINDS[kind]}"), tmp_path / kind)
     params = task_params(restore_params(folder / "checkpoints")[0], kind)
     head = program.for_task(kind).head

@@ -48,7 +48,7 @@ from bert_jax.models.families import format_of
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
 from bert_jax.train.tuning.freezing import is_frozen
@@ -177,7 +177,7 @@ def base_of_case(tmp_path_factory):
         if (family, kind) not in made:
             folder = tmp_path_factory.mktemp(f"{family}_{kind}")
             save_base(folder, family, kind)
-            made[family, kind] = load_model(folder)
+            made[family, kind] = load_encoder(folder)
         return made[family, kind]
 
     return make
@@ -268,7 +268,7 @@ def slow_except(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
 )
 def test_peft_computes_the_outputs_of_our_folder(name, exchanged):
     adapter, folder, base = exchanged(name)
-    model = load_model(folder)
+    model = load_encoder(folder)
     assert model.head == adapter.head
     peft_model = open_with_peft(name, folder)
     assert_same_outputs(name, peft_model, model)
@@ -298,7 +298,7 @@ def test_we_compute_the_outputs_of_a_folder_that_peft_made(name, base_of_case, t
     base, (_, config) = base_of_case(name), METHODS[name.rpartition("-")[2]]
     model = peft_adapter(name, base, config)
     model.save_pretrained(tmp_path)
-    assert_same_outputs(name, model, load_model(tmp_path, base=base.path))
+    assert_same_outputs(name, model, load_encoder(tmp_path, base=base.path))
 
 
 def test_prefix_encoders_compute_the_prefixes_of_peft(base_of_case, tmp_path):
@@ -328,13 +328,13 @@ def test_prefix_encoders_compute_the_prefixes_of_peft(base_of_case, tmp_path):
             np.testing.assert_allclose(computed, prefixes[:, index], rtol=0, atol=1e-6)
     assert np.ptp(expected.numpy()) > 1
     model.save_pretrained(tmp_path)  # the keys and values, not the MLP
-    assert_same_outputs(name, model, load_model(tmp_path, base=base.path))
+    assert_same_outputs(name, model, load_encoder(tmp_path, base=base.path))
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "Albert", "DistilBert"])
 def test_prefixes_are_exported_only_for_families_that_peft_has_them_for(family, tmp_path):
     save_base(tmp_path / "base", family, "sequence")
-    base = load_model(tmp_path / "base")
+    base = load_encoder(tmp_path / "base")
     adapter = random_adapter(base, PrefixTuning(length=3), "sequence")
     (tmp_path / "adapter").mkdir()
     forward = getattr(transformers, f"{family}Model").forward
@@ -386,7 +386,7 @@ def test_an_adapter_without_effect_is_the_base(exchanged, tmp_path):
     zeros = {p: np.zeros_like(v) if "_b" in p else v for p, v in adapter.adapter.items()}
     adapter = dataclasses.replace(adapter, adapter=zeros)
     write_adapter_folder(tmp_path, adapter, base.config, "1.0")
-    flat = paths.flatten(load_model(tmp_path).params["encoder"])
+    flat = paths.flatten(load_encoder(tmp_path).params["encoder"])
     for path, leaf in paths.flatten(base.params["encoder"]).items():
         np.testing.assert_array_equal(flat[path], leaf)
 
@@ -411,7 +411,10 @@ def test_ranks_and_alphas_of_single_layers_are_read(exchanged, tmp_path):
                 parameter.normal_(0.0, 0.4, generator=torch.Generator().manual_seed(len(name)))
     model.save_pretrained(tmp_path)
     batch = batch_of("span")
-    expected, found = torch_outputs("span", model, batch), our_outputs(load_model(tmp_path), batch)
+    expected, found = (
+        torch_outputs("span", model, batch),
+        our_outputs(load_encoder(tmp_path), batch),
+    )
     real = batch["attention_mask"] > 0
     for output, values in expected.items():
         np.testing.assert_allclose(found[output][real], values[real], atol=TOLERANCE)
@@ -467,7 +470,7 @@ PEFT_MODULE = LORA_A.removesuffix(".lora_A.weight")
 def test_folders_that_do_not_fit_are_refused(exchanged, tmp_path, change, message):
     _, folder, _ = exchanged("lora")
     with pytest.raises(UserError, match=message):
-        load_model(changed_folder(folder, tmp_path, change))
+        load_encoder(changed_folder(folder, tmp_path, change))
 
 
 def test_a_head_of_another_task_is_refused(exchanged, tmp_path):
@@ -476,25 +479,25 @@ def test_a_head_of_another_task_is_refused(exchanged, tmp_path):
     shutil.copy(other / "bert_jax_adapter.json", changed)
     message = "class ForSequenceClassification, but bert_jax_adapter.json has a TokenClass.*Head"
     with pytest.raises(UserError, match=message):
-        load_model(changed)
+        load_encoder(changed)
 
 
 def test_an_adapter_needs_the_base_that_it_was_trained_on(exchanged, tmp_path):
     _, folder, base = exchanged("lora")
     save_base(tmp_path / "roberta", "Roberta", "sequence")
     with pytest.raises(UserError, match="belongs to no layer of the base"):
-        load_model(folder, base=tmp_path / "roberta")
+        load_encoder(folder, base=tmp_path / "roberta")
     changed = transformers.AutoModelForSequenceClassification.from_pretrained(base.path)
     with torch.no_grad():
         changed.bert.embeddings.LayerNorm.bias.add_(0.1)
     changed.save_pretrained(tmp_path / "changed")
     with pytest.raises(UserError, match=r"trained on the base .* with the fingerprint"):
-        load_model(folder, base=tmp_path / "changed")
+        load_encoder(folder, base=tmp_path / "changed")
     with pytest.raises(ConfigError, match="is not an adapter folder, so it has no base"):
-        load_model(base.path, base=base.path)
+        load_encoder(base.path, base=base.path)
     # The labels are those of our file, not of the base.
     save_base(tmp_path / "bare", "Bert", "sequence", head=False)
-    assert load_model(folder, base=tmp_path / "bare").head == HEADS["sequence"][0]
+    assert load_encoder(folder, base=tmp_path / "bare").head == HEADS["sequence"][0]
 
 
 STEPS, WARMUP, PEAK = 20, 5, 5e-3
@@ -524,7 +527,7 @@ def test_twenty_training_steps_of_lora_are_those_of_peft(tmp_path):
     )
     model = peft.get_peft_model(model, peft_config)
     model.save_pretrained(tmp_path / "start")
-    base = load_model(tmp_path / "base")
+    base = load_encoder(tmp_path / "base")
     start = read_adapter_folder(tmp_path / "start", base.config, None)
     objective = FineTuningObjective(
         FineTuning(model=base.config, head=head, classifier_dropout=0.0), TRAIN.tuning.adapter
@@ -581,7 +584,7 @@ def test_prompts_start_from_the_tokens_of_a_text_as_in_peft(length, tmp_path):
     method = tuning_method(cli.parse_command(command))
     assert isinstance(method, PromptTuning)
     method = dataclasses.replace(method, length=length)
-    base = load_model(tmp_path / "base")
+    base = load_encoder(tmp_path / "base")
     table = paths.flatten(base.params)["encoder/embeddings/word_embeddings/embedding"]
     empty = {"prompt": np.zeros((length, table.shape[1]), np.float32)}
     adapter = {"encoder": {"embeddings": {"word_embeddings": empty}}}

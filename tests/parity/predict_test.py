@@ -19,7 +19,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -55,7 +55,7 @@ def test_labels_and_values_equal_pytorch(tmp_path):
     tokenizer, model = torch_model_and_tokenizer(folder, "SequenceClassification")
     pairs = [(text, "the sea .") for text in TEXTS]
     for given in (TEXTS, pairs):
-        for row, text in zip(Predictor(load_model(folder))(given), given, strict=True):
+        for row, text in zip(Predictor(load_encoder(folder))(given), given, strict=True):
             texts = (text,) if isinstance(text, str) else text
             logits = forward(model, tokenizer(*texts, return_tensors="pt")).logits[0]
             shares = torch.softmax(logits, -1).tolist()
@@ -63,7 +63,7 @@ def test_labels_and_values_equal_pytorch(tmp_path):
             assert row["label"] == model.config.id2label[int(logits.argmax())]
     folder = exported(tmp_path / "values", RegressionHead())
     tokenizer, model = torch_model_and_tokenizer(folder, "SequenceClassification")
-    for row, text in zip(Predictor(load_model(folder))(TEXTS), TEXTS, strict=True):
+    for row, text in zip(Predictor(load_encoder(folder))(TEXTS), TEXTS, strict=True):
         value = forward(model, tokenizer(text, return_tensors="pt")).logits.item()
         assert row["value"] == pytest.approx(value, abs=1e-5)
 
@@ -72,7 +72,7 @@ def test_tags_equal_pytorch(tmp_path):
     folder = exported(tmp_path, TokenClassificationHead(labels=TAGS))
     tokenizer, model = torch_model_and_tokenizer(folder, "TokenClassification")
     seen = set()
-    for row in Predictor(load_model(folder))(TEXTS):
+    for row in Predictor(load_encoder(folder))(TEXTS):
         encoded = tokenizer(row["words"], is_split_into_words=True, return_tensors="pt")
         chosen = forward(model, encoded).logits[0].argmax(-1).tolist()
         owners = encoded.word_ids()
@@ -87,7 +87,7 @@ def test_answers_equal_pytorch(tmp_path):
     folder = exported(tmp_path, QuestionAnsweringHead())
     tokenizer, model = torch_model_and_tokenizer(folder, "QuestionAnswering")
     given = [("the net", text) for text in TEXTS]
-    for row, (question, context) in zip(Predictor(load_model(folder))(given), given, strict=True):
+    for row, (question, context) in zip(Predictor(load_encoder(folder))(given), given, strict=True):
         encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
         offsets = encoded.pop("offset_mapping")[0].tolist()
         found = forward(model, encoded)
@@ -107,7 +107,7 @@ def test_answers_equal_pytorch(tmp_path):
 def test_choices_equal_pytorch(tmp_path):
     folder = exported(tmp_path, MultipleChoiceHead())
     tokenizer, model = torch_model_and_tokenizer(folder, "MultipleChoice")
-    (row,) = Predictor(load_model(folder))([("The old man", *TEXTS)])
+    (row,) = Predictor(load_encoder(folder))([("The old man", *TEXTS)])
     encoded = tokenizer(["The old man"] * len(TEXTS), TEXTS, padding=True, return_tensors="pt")
     logits = forward(model, {name: values[None] for name, values in encoded.items()}).logits[0]
     assert row["probabilities"] == pytest.approx(torch.softmax(logits, -1).tolist(), abs=1e-5)

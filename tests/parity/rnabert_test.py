@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.models.model import run_forward
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -52,7 +52,7 @@ def batch_of(fasta: Path) -> dict[str, np.ndarray]:
 
 
 def test_hidden_states_and_logits(shared, folder):
-    model = load_model(folder)
+    model = load_encoder(folder)
     assert model.missing == () and model.tokenizer is None
     assert model.config.num_attention_heads == 12 and not model.config.tie_word_embeddings
     batch = batch_of(shared / "checkpoints" / "rnabert" / "RF00001.fa")
@@ -89,4 +89,4 @@ def test_decoder_that_is_not_tied_is_noticed(shared, folder):
     config = json.loads((folder / "config.json").read_text())
     write_config(folder, config, tie_word_embeddings=True)
     with pytest.raises(UserError, match='set "tie_word_embeddings": false there'):
-        load_model(folder)
+        load_encoder(folder)

@@ -22,7 +22,7 @@ from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.roberta.huggingface import TABLES
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import (
     check_folder,
@@ -120,7 +120,7 @@ def test_folders_with_tokenizer_open_and_encode_texts(tmp_path, model_type):
     config = dataclasses.replace(SMALL, vocab_size=len(tokenizer), model_type=model_type)
     model = torch_model(config, "Model")
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
+    loaded = load_encoder(tmp_path)
     assert loaded.config == config and loaded.tokenizer is not None
     texts = ["the <mask> sat.", "a cat on the mat and the dog."]
     check_states(model, loaded, check_texts(loaded, tokenizer, texts))

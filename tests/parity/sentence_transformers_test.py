@@ -12,7 +12,7 @@ from bert_jax.export.export import export
 from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
 from bert_jax.models.sentence_encoder.config import POOLING_MODES
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import load_model, load_sentence_model, sentence_model_of
+from bert_jax.pretrained.load import load_encoder, load_sentence_model, sentence_model_of
 
 torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -50,7 +50,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_vectors_are_those_of_sentence_transformers(written):
     reference = sentence_transformers.SentenceTransformer(str(written), device="cpu")
-    embed = Embedder(load_model(written))
+    embed = Embedder(load_encoder(written))
     assert embed.max_length == 14 and embed.embedding_size == 6
     for prompt in ({}, {"prompt_name": "query"}, {"prompt": "sea "}, {"prompt": ""}):
         expected = reference.encode(TEXTS, **prompt)
@@ -85,7 +85,7 @@ def test_any_encoder_is_exported_with_a_chosen_pooling(tmp_path):
     sentence = with_choices(sentence_model_of(model), "max", True)
     export_sentence_encoder(sentence, tmp_path / "exported")
     opened = sentence_transformers.SentenceTransformer(str(tmp_path / "exported"), device="cpu")
-    vectors = Embedder(load_model(tmp_path / "exported"))(TEXTS)
+    vectors = Embedder(load_encoder(tmp_path / "exported"))(TEXTS)
     np.testing.assert_allclose(opened.encode(TEXTS), vectors, atol=TOLERANCE)
     np.testing.assert_allclose(
         vectors, Embedder(model, pooling="max", normalize=True)(TEXTS), atol=1e-6

@@ -17,6 +17,7 @@ import pytest
 import sentencepiece
 
 from bert_jax.__main__ import main
+from bert_jax.apps.search.encoder import EmbedderEncoder
 from bert_jax.apps.testing.models import small_model
 from bert_jax.config.generation import BeamSearch, GenerationConfig, Sampling
 from bert_jax.config.train import MeshConfig
@@ -28,8 +29,15 @@ from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.params import paths
+from bert_jax.predict.adapter_set import AdapterSet
+from bert_jax.predict.attention import AttentionExtractor
+from bert_jax.predict.embedder import Embedder
+from bert_jax.predict.fill_mask import FillMask
 from bert_jax.predict.generator import Generator, cut_to_likely, generate_ids, token_rules
-from bert_jax.pretrained.load import load_model
+from bert_jax.predict.predictor import Predictor
+from bert_jax.predict.prompt_classifier import PromptClassifier
+from bert_jax.predict.reranker import Reranker
+from bert_jax.pretrained.load import load_encoder, load_model
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.text.load_tokenizer import load_tokenizer
 from tests.helpers.quick_init import quick_init
@@ -208,12 +216,36 @@ def test_impossible_settings_are_refused(model, flags, message, capsys):
     assert re.search(message, err), err
 
 
+def test_load_model_reads_encoder_decoders_which_other_classes_refuse(model):
+    read = load_model(model.path)
+    assert isinstance(read, LoadedSeq2Seq) and read.path == model.path
+    prompt: Any = None  # the model is refused before anything else is read
+    adapters: Any = {"a": None}
+    for refuse in (
+        *(Predictor, Embedder, FillMask, Reranker, AttentionExtractor, EmbedderEncoder),
+        lambda model: PromptClassifier(model, prompt, ("a", "b")),
+        lambda model: AdapterSet(model, adapters),
+    ):
+        with pytest.raises(
+            UserError, match=r"is an encoder-decoder \(t5\), so it cannot .*Generator"
+        ):
+            refuse(read)
+    for arguments, message in (
+        ({"task": "a"}, "task 'a'"),
+        ({"base": "b"}, "--base b: .* no base"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_model(model.path, **arguments)
+
+
 def test_encoders_and_wrong_end_tokens_are_refused(model, tmp_path):
     export(small_model(tmp_path / "vocabulary"), tmp_path / "bert")
     with pytest.raises(UserError, match=r"is an encoder .bert., which has no decoder"):
         load_seq2seq(tmp_path / "bert")
+    with pytest.raises(UserError, match="is an encoder, which has no decoder"):
+        Generator(load_model(tmp_path / "bert"))
     with pytest.raises(UserError, match="an encoder-decoder, which `bert-jax generate` runs"):
-        load_model(model.path)
+        load_encoder(model.path)
     config = dataclasses.replace(model.config, eos_token_id=7)
     export_seq2seq(dataclasses.replace(model, config=config, tokenizer=None), tmp_path / "t5")
     model.tokenizer.save(tmp_path / "t5")

@@ -29,7 +29,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 
@@ -128,7 +128,7 @@ def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     capsys.readouterr()
 
     expected = read_lines(tmp_path / "run/predictions/dev.jsonl")
-    loaded = load_model(tmp_path / "run")
+    loaded = load_encoder(tmp_path / "run")
     assert loaded.run is not None and loaded.run.step == loaded.run.info["best"]["step"]
     predict = Predictor(loaded)
     assert predict.max_length == 18

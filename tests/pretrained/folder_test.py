@@ -17,7 +17,6 @@ from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
-from bert_jax.predict.setfit import SetFitClassifier
 from bert_jax.predict.static_embedder import StaticEmbedder
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import read_adapter
@@ -59,7 +58,6 @@ READERS = {
     "tokenizer_folder": tokenizer_folder,
     "read_adapter": read_adapter,
     "read_peft_adapter": lambda name: read_peft_adapter(name, None),
-    "SetFitClassifier": SetFitClassifier,
     "StaticEmbedder": StaticEmbedder,
     "EncoderScore": lambda name: EncoderScore(model=name),
     "serve": lambda name: load_models([name], (), ServerConfig()),

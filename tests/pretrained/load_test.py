@@ -20,7 +20,7 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
 )
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 
 
 @pytest.fixture
@@ -43,27 +43,27 @@ def assert_same_parameters(a: LoadedModel, b: LoadedModel, times: float = 1.0) -
 
 def test_run_loads_the_newest_or_the_named_step(model, tmp_path):
     run = write_run(tmp_path / "run", model, steps=(10, 20))
-    newest = load_model(run)
+    newest = load_encoder(run)
     assert newest.run is not None and newest.run.step == 20
     assert newest.config == model.config and newest.missing == ()
     assert newest.tokenizer and model.tokenizer
     assert newest.tokenizer.fingerprint == model.tokenizer.fingerprint
     assert_same_parameters(newest, model, times=2.0)
-    assert_same_parameters(load_model(run / "checkpoints" / "10"), model)
+    assert_same_parameters(load_encoder(run / "checkpoints" / "10"), model)
     with pytest.raises(UserError, match=r"has no step 30; steps there: \[10, 20\]"):
-        load_model(run / "checkpoints" / "30")
+        load_encoder(run / "checkpoints" / "30")
 
 
 def test_run_with_a_best_step_loads_it(model, tmp_path):
     run = write_run(tmp_path / "run", model, steps=(10, 20), best_step=10)
-    best = load_model(run)
+    best = load_encoder(run)
     assert best.run is not None and best.run.step == 10
     assert_same_parameters(best, model)
-    named = load_model(run / "checkpoints" / "20")
+    named = load_encoder(run / "checkpoints" / "20")
     assert named.run is not None and named.run.step == 20
     shutil.rmtree(run / "checkpoints" / "10")
     with pytest.raises(UserError, match=r"has no step 10; steps there: \[20\]"):
-        load_model(run)
+        load_encoder(run)
 
 
 def test_damaged_checkpoint_falls_back_to_the_previous_step(model, tmp_path, caplog):
@@ -73,14 +73,14 @@ def test_damaged_checkpoint_falls_back_to_the_previous_step(model, tmp_path, cap
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    assert_same_parameters(load_model(run), model)
+    assert_same_parameters(load_encoder(run), model)
     assert largest.name in caplog.text
 
 
 def test_run_of_an_unknown_objective_is_refused(model, tmp_path):
     run = write_run(tmp_path / "run", model, objective=CausalLM(model=model.config))
     with pytest.raises(UserError, match="objective is 'CausalLM'; expected Pretraining"):
-        load_model(run)
+        load_encoder(run)
 
 
 def test_fine_tuning_run_has_its_head(tmp_path):
@@ -91,11 +91,11 @@ def test_fine_tuning_run_has_its_head(tmp_path):
         model,
         objective=FineTuning(model=model.config, head=head, classifier_dropout=0.3),
     )
-    loaded = load_model(run)
+    loaded = load_encoder(run)
     assert loaded.head == head and loaded.config == model.config
     assert_same_parameters(loaded, model)
     export(loaded, tmp_path / "exported")
-    assert load_model(tmp_path / "exported").head == head
+    assert load_encoder(tmp_path / "exported").head == head
     card = (tmp_path / "exported" / "README.md").read_text()
     assert '"classifier_dropout": 0.3' in card and "It has no" not in card
 
@@ -113,15 +113,15 @@ def test_head_with_another_number_of_labels_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"the head has 3 outputs, .* 2, for the labels no, yes; use"
     ):
-        load_model(tmp_path / "exported")
+        load_encoder(tmp_path / "exported")
     file.write_text(json.dumps({**described, "architectures": ["BertForQuestionAnswering"]}))
     with pytest.raises(
         UserError, match="id2label has 3 labels, but the architecture is question answering"
     ):
-        load_model(tmp_path / "exported")
+        load_encoder(tmp_path / "exported")
     file.write_text(json.dumps({**described, "architectures": ["BertModel"]}))
     with pytest.raises(UserError, match=r"classifier/bias is not expected \(and 1 more\)"):
-        load_model(tmp_path / "exported")
+        load_encoder(tmp_path / "exported")
 
 
 def test_head_without_its_pooler_is_refused(tmp_path):
@@ -130,7 +130,7 @@ def test_head_without_its_pooler_is_refused(tmp_path):
     tensors = {name: t for name, t in load_file(file).items() if "pooler" not in name}
     save_file(tensors, file)
     with pytest.raises(UserError, match=r"pooler/dense/bias is missing \(and 1 more\)"):
-        load_model(tmp_path / "exported")
+        load_encoder(tmp_path / "exported")
 
 
 def test_bare_encoder_lists_its_missing_heads(exported):
@@ -139,7 +139,7 @@ def test_bare_encoder_lists_its_missing_heads(exported):
     file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": ["BertModel"]}))
     bare = {n.removeprefix("bert."): t for n, t in tensors.items() if not n.startswith("cls.")}
     save_file(bare, exported / "model.safetensors")
-    model = load_model(exported)
+    model = load_encoder(exported)
     assert model.missing == ("masked_lm", "next_sentence")
     assert model.params.keys() == {"encoder", "pooler"}
 
@@ -148,7 +148,7 @@ def test_weights_of_another_model_are_refused(exported):
     file = exported / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 3}))
     with pytest.raises(UserError, match=r"encoder/layers/2/.* is missing \(and \d+ more\)"):
-        load_model(exported)
+        load_encoder(exported)
 
 
 def test_weights_that_are_not_finite_are_refused(model, exported):
@@ -156,7 +156,7 @@ def test_weights_that_are_not_finite_are_refused(model, exported):
     flat["pooler/dense/bias"] = np.full_like(flat["pooler/dense/bias"], np.nan)
     huggingface.write_weights(exported, flat, model.config)
     with pytest.raises(UserError, match="pooler/dense/bias has values that are not finite"):
-        load_model(exported)
+        load_encoder(exported)
 
 
 @pytest.mark.parametrize("words", [WORDS[:-1], (*WORDS, "more")])
@@ -166,7 +166,7 @@ def test_tokenizer_of_another_size_is_refused(exported, tmp_path, words):
     word_tokenizer(exported, words)
     message = f"vocabulary has {5 + len(words)} tokens, but the word-embedding table.* 18 rows"
     with pytest.raises(UserError, match=message):
-        load_model(exported)
+        load_encoder(exported)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ def test_damaged_tokenizer_is_refused(exported, lines, message):
         (exported / file).unlink()
     (exported / "vocab.txt").write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=message) as error:
-        load_model(exported)
+        load_encoder(exported)
     assert "vocab.txt" in str(error.value)
 
 
 def test_padded_embedding_table_is_accepted(model, tmp_path):
     padded = small_model(tmp_path / "padded", vocab_size=24)
     export(padded, tmp_path / "exported")
-    loaded = load_model(tmp_path / "exported")
+    loaded = load_encoder(tmp_path / "exported")
     assert loaded.tokenizer
     assert (loaded.config.vocab_size, loaded.tokenizer.vocab_size) == (24, 18)
     with pytest.raises(UserError, match=r"18 tokens, but .* has 25 rows"):
@@ -198,15 +198,15 @@ def test_padded_embedding_table_is_accepted(model, tmp_path):
 
 def test_path_without_a_model_is_described(tmp_path):
     with pytest.raises(UserError, match="no such folder; expected a run folder with checkpoints/"):
-        load_model(tmp_path / "none")
+        load_encoder(tmp_path / "none")
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="a file, not a folder; expected"):
-        load_model(tmp_path / "file")
+        load_encoder(tmp_path / "file")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder has nothing; expected"):
-        load_model(tmp_path / "empty")
+        load_encoder(tmp_path / "empty")
 
 
 def test_model_without_tokenizer_files_has_no_tokenizer(model, tmp_path):
     export(dataclasses.replace(model, tokenizer=None), tmp_path / "bare")
-    assert load_model(tmp_path / "bare").tokenizer is None
+    assert load_encoder(tmp_path / "bare").tokenizer is None

@@ -18,7 +18,7 @@ from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import run_forward
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.pretrained.longformer import make_longformer
 
 SIZES: Any = {
@@ -79,7 +79,7 @@ def test_convert_writes_a_longformer(tmp_path, capsys):
     arguments = ["--longformer", "64", "--window", "8"]
     output = str(tmp_path / "long")
     assert main(["convert", str(tmp_path / "roberta"), "--output", output, *arguments]) == 0
-    config = load_model(output).config
+    config = load_encoder(output).config
     assert isinstance(config, LongformerConfig)
     assert config.max_length == 64 and config.attention_window == (8, 8)
 

@@ -22,7 +22,7 @@ from bert_jax.models.heads.config import MultiLabelHead, label_thresholds
 from bert_jax.objectives.distillation import task_soft_target_loss
 from bert_jax.predict.checks import check_fits_model
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.tasks.metrics.multi_label import best_thresholds
 from bert_jax.tasks.multi_label import MultiLabel, multi_label_loss
 from bert_jax.train.run import run
@@ -134,7 +134,7 @@ def test_labels_that_were_read_as_classes_are_refused_with_the_flag():
 
 
 def multi_label_head(folder: Path) -> MultiLabelHead:
-    head = load_model(folder).head
+    head = load_encoder(folder).head
     assert isinstance(head, MultiLabelHead)
     return head
 
@@ -172,9 +172,9 @@ def test_run_chooses_thresholds_on_dev_and_predicts_with_them(task_run, capsys):
     assert main(["evaluate", str(folder), "columns", *flags]) == 0
     printed = json.loads(capsys.readouterr().out)["test"]
     assert printed.pop("examples") == 40 and printed == pytest.approx(metrics, abs=1e-5)
-    (row,) = Predictor(load_model(folder))([TEXTS[0]])
+    (row,) = Predictor(load_encoder(folder))([TEXTS[0]])
     assert row["labels"] == chosen(row, thresholds)
-    assert Predictor(load_model(folder))([" "]) == [
+    assert Predictor(load_encoder(folder))([" "]) == [
         {"text": " ", "labels": None, "probabilities": None}
     ]
 
@@ -190,9 +190,9 @@ def test_thresholds_belong_to_one_checkpoint(task_run, tmp_path):
 def test_export_keeps_thresholds_and_probabilities_in_transformers(task_run, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model, head = load_model(task_run("multi-label")), multi_label_head(task_run("multi-label"))
+    model, head = load_encoder(task_run("multi-label")), multi_label_head(task_run("multi-label"))
     export(model, tmp_path / "exported")
-    reloaded = load_model(tmp_path / "exported")
+    reloaded = load_encoder(tmp_path / "exported")
     assert reloaded.head == head
     assert multi_label_head(tmp_path / "exported").thresholds == head.thresholds
     threshold = f"| `{head.labels[0]}` | {head.thresholds[0]:.4g} |"
@@ -225,13 +225,13 @@ def test_lora_keeps_thresholds_in_run_export_and_adapter(task_experiment, tmp_pa
     ]
     folder = tmp_path / "run"
     assert run(override(task_experiment("multi-label"), changes), folder) == 0
-    model, thresholds = load_model(folder), multi_label_head(folder).thresholds
+    model, thresholds = load_encoder(folder), multi_label_head(folder).thresholds
     assert len({*thresholds}) > 2
     export(model, tmp_path / "merged")
     export_adapter(folder, tmp_path / "adapter")
     expected = Predictor(model)(TEXTS)
     for path in (tmp_path / "merged", tmp_path / "adapter"):
         assert multi_label_head(path).thresholds == thresholds
-        for row, other in zip(Predictor(load_model(path))(TEXTS), expected, strict=True):
+        for row, other in zip(Predictor(load_encoder(path))(TEXTS), expected, strict=True):
             assert row["labels"] == other["labels"]
             assert row["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)

@@ -33,7 +33,7 @@ from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.task_processor import max_text_length
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import Base, TrainedAdapter, read_adapter
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.run import run
 from bert_jax.train.tuning.freezing import is_frozen
@@ -76,7 +76,7 @@ def test_checkpoints_hold_what_is_trained_and_name_the_base(lora_run):
         "pooler",
         "classifier",
     }
-    base = load_model(experiment.init_from)
+    base = load_encoder(experiment.init_from)
     assert info["base"] == {
         "path": experiment.init_from,
         "fingerprint": paths.fingerprint(base.params["encoder"]),
@@ -119,12 +119,12 @@ def test_a_killed_run_resumes_bit_exactly(lora_run, tmp_path):
 
 def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_path):
     experiment, folder = lora_run
-    model = load_model(folder)
+    model = load_encoder(folder)
     assert "adapter" not in model.params
     lines = (folder / "predictions" / "dev.jsonl").read_text().splitlines()
     evaluated = json.loads(lines[0])
     export(model, tmp_path / "exported")
-    exported = load_model(tmp_path / "exported")
+    exported = load_encoder(tmp_path / "exported")
     for path, leaf in paths.flatten(exported.params).items():
         np.testing.assert_array_equal(leaf, paths.flatten(model.params)[path])
     example = load_task(experiment.data.task).splits["dev"][0]
@@ -136,7 +136,7 @@ def test_a_finished_run_is_exported_as_an_adapter_folder(lora_run, tmp_path):
     experiment, folder = lora_run
     output = tmp_path / "adapter"
     assert main(["export", str(folder), "--adapter", "--output", str(output)]) == 0
-    expected, found = load_model(folder), load_model(output)
+    expected, found = load_encoder(folder), load_encoder(output)
     assert found.head == expected.head and found.tokenizer is not None
     for path, leaf in paths.flatten(expected.params).items():
         np.testing.assert_array_equal(paths.flatten(found.params)[path], leaf)
@@ -146,7 +146,7 @@ def test_a_finished_run_is_exported_as_an_adapter_folder(lora_run, tmp_path):
     assert (
         Predictor(found)(example)["probabilities"] == Predictor(expected)(example)["probabilities"]
     )
-    base = load_model(experiment.init_from)
+    base = load_encoder(experiment.init_from)
     peft_adapter, adapter = read_peft_adapter(output, base), read_adapter(folder)
     assert peft_adapter.base == adapter.base
     for path, leaf in paths.flatten(adapter.params).items():
@@ -161,14 +161,14 @@ def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
     shutil.move(base, moved)
     try:
         with pytest.raises(UserError, match=r"trained on the base .*, which cannot be read"):
-            load_model(folder)
-        other = load_model(moved)
+            load_encoder(folder)
+        other = load_encoder(moved)
         changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), other.params)
         export(dataclasses.replace(other, params=changed), base)
         with pytest.raises(
             UserError, match=r"fingerprint [0-9a-f]{12} now; put the original model"
         ):
-            load_model(folder)
+            load_encoder(folder)
         with one_device_mesh(), pytest.raises(UserError, match="put the original model back"):
             run(experiment, folder)
     finally:
@@ -185,7 +185,7 @@ def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):
     with pytest.raises(UserError, match=r"was trained, which peft has no format for.*\(BitFit\)"):
         export_adapter(tmp_path / "run", tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
-    trained, base = load_model(tmp_path / "run"), load_model(experiment.init_from)
+    trained, base = load_encoder(tmp_path / "run"), load_encoder(experiment.init_from)
     before = paths.flatten(base.params)
     changed = {
         path
@@ -204,7 +204,7 @@ def test_a_run_whose_adapter_cannot_be_merged_predicts_and_is_not_exported(lora_
     experiment = override(experiment, [*PREFIX_CHANGES, "train.phases.0.steps=4"])
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
-    model = load_model(tmp_path / "run")
+    model = load_encoder(tmp_path / "run")
     lines = (tmp_path / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
     example = load_task(experiment.data.task).splits["dev"][0]
     expected = json.loads(lines[0])["probabilities"]
@@ -218,7 +218,7 @@ def test_a_run_whose_adapter_cannot_be_merged_predicts_and_is_not_exported(lora_
 
 def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
     experiment, folder = lora_run
-    base, trained = load_model(experiment.init_from), read_adapter(folder)
+    base, trained = load_encoder(experiment.init_from), read_adapter(folder)
     small = LoRA(rank=2, alpha=3.0, targets=("query",))
     query = trained.params["encoder"]["layers"]["0"]["attention"]["query"]
     cut = {"lora_a": query["lora_a"][:, :2], "lora_b": query["lora_b"][:2]}
@@ -270,7 +270,7 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
 
 def test_prompts_of_different_texts_are_in_one_set(lora_run):
     experiment, folder = lora_run
-    base, trained = load_model(experiment.init_from), read_adapter(folder)
+    base, trained = load_encoder(experiment.init_from), read_adapter(folder)
     width = base.config.word_embedding_size
     adapters = {}
     for seed, ids in enumerate(((), (5, 6))):
@@ -291,15 +291,15 @@ def test_a_frozen_pooler_is_saved_with_the_adapter(lora_run, tmp_path):
     experiment = override(experiment, changes)
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
-    base, trained = load_model(experiment.init_from), load_model(tmp_path / "run")
+    base, trained = load_encoder(experiment.init_from), load_encoder(tmp_path / "run")
     for path, leaf in paths.flatten(base.params["pooler"]).items():
         np.testing.assert_array_equal(paths.flatten(trained.params["pooler"])[path], leaf)
     export_adapter(tmp_path / "run", tmp_path / "adapter")
-    Predictor(load_model(tmp_path / "adapter", base=experiment.init_from))
+    Predictor(load_encoder(tmp_path / "adapter", base=experiment.init_from))
 
 
 def test_texts_leave_room_for_the_virtual_tokens_of_a_folder_of_peft(lora_run):
-    base = load_model(lora_run[0].init_from)
+    base = load_encoder(lora_run[0].init_from)
     adapter = dataclasses.replace(base, adapter=PromptTuning(length=3))
     assert max_text_length(base) == base.config.max_length
     assert max_text_length(adapter) == base.config.max_length - 3

@@ -20,7 +20,7 @@ from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.pretrained.load import build_model, load_model
+from bert_jax.pretrained.load import build_model, load_encoder
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh
@@ -95,7 +95,7 @@ def test_recipe_trains_a_distilbert(folder, tmp_path):
         total = 2 * row["mlm_loss"] + 5 * row["soft_loss"] + row["cosine_loss"]
         assert row["loss"] == pytest.approx(total, rel=1e-4)
     assert rows[-1]["loss"] < rows[0]["loss"]
-    model = load_model(tmp_path / "run")
+    model = load_encoder(tmp_path / "run")
     assert isinstance(model.config, DistilBertConfig)
     assert set(model.params) == {"encoder", "masked_lm"}
     assert export(model, tmp_path / "exported") < 1e-5

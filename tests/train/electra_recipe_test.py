@@ -28,7 +28,7 @@ from bert_jax.models.layers.config import LearnedPositions, NoPositions
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.pretrained.initial import load_generator
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.run import run
@@ -151,7 +151,7 @@ def test_generator_of_a_run_is_exported_for_masked_lm(finished, tmp_path):
     experiment, folder, _ = finished
     output = tmp_path / "exported"
     assert main(["export", str(folder), "--generator", "--output", str(output)]) == 0
-    exported = load_model(output)
+    exported = load_encoder(output)
     assert exported.config == experiment.objective.generator and exported.missing == ()
     params = restore_params(folder / "checkpoints", 6)[0]
     for path, expected in (
@@ -167,13 +167,13 @@ def test_generator_of_a_run_is_exported_for_masked_lm(finished, tmp_path):
 
 def test_run_is_exported_as_its_discriminator(finished, tmp_path):
     experiment, folder, _ = finished
-    model = load_model(folder)
+    model = load_encoder(folder)
     assert model.params.keys() == {"encoder", "replaced_token"}
     assert model.config == experiment.objective.model
     assert export(model, tmp_path / "exported") == 0.0
     config = json.loads((tmp_path / "exported/config.json").read_text())
     assert config["architectures"] == ["ElectraForPreTraining"]
-    assert load_model(tmp_path / "exported").params.keys() == {"encoder", "replaced_token"}
+    assert load_encoder(tmp_path / "exported").params.keys() == {"encoder", "replaced_token"}
 
 
 def test_deberta_recipe_has_the_hyperparameters_of_the_original_code() -> None:
@@ -224,9 +224,9 @@ def test_deberta_trains_on_real_text_and_exports_the_sum_of_its_embeddings(share
     params = restore_params(folder / "checkpoints", 8)[0]
     tables = [p["encoder"]["embeddings"]["word_embeddings"] for p in (params, params["generator"])]
     assert np.abs(tables[0]["difference"]).max() > 1e-5
-    discriminator, generator = load_model(folder), load_generator(folder)
+    discriminator, generator = load_encoder(folder), load_generator(folder)
     assert export(discriminator, tmp_path / "exported") == 0.0
-    exported = load_model(tmp_path / "exported")
+    exported = load_encoder(tmp_path / "exported")
     assert exported.config == model and exported.params.keys() == {"encoder", "replaced_token"}
     table = exported.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(table, tables[1]["embedding"] + tables[0]["difference"])

@@ -10,7 +10,7 @@ from bert_jax.__main__ import main
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.errors import UserError
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints import step_folder
 from bert_jax.runs.run_folder import checkpoint_dir
 from tests.helpers.one_device import one_device_mesh
@@ -52,7 +52,7 @@ def test_external_checkpoints_are_found_from_the_run_folder(run):
     assert not (folder / "checkpoints").exists()
     assert step_folder.list_steps(step_folder.absolute_path(place)) == [2, 4]
     assert checkpoint_dir(folder) == str(place)
-    assert load_model(folder).params.keys() >= {"encoder", "masked_lm"}
+    assert load_encoder(folder).params.keys() >= {"encoder", "masked_lm"}
 
 
 def test_resuming_does_not_need_the_checkpoints_flag(run, command, capfd):
@@ -70,7 +70,7 @@ def test_mirrored_folder_with_checkpoints_is_a_complete_run(run, tmp_path, comma
     shutil.copytree(place, copy / "checkpoints")
     moved = place.rename(place.with_name("away"))
     try:
-        here, there = load_model(copy).params, load_model(copy / "checkpoints" / "4").params
+        here, there = load_encoder(copy).params, load_encoder(copy / "checkpoints" / "4").params
         for path, value in paths.flatten(here).items():
             np.testing.assert_array_equal(value, paths.flatten(there)[path])
         assert main([*command, "--run", str(copy)]) == 0

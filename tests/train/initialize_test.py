@@ -15,7 +15,7 @@ from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.initialize import initialize_or_load, load_teacher
@@ -72,7 +72,7 @@ def finished(folder) -> Path:
 
 def test_student_starts_from_layers_of_the_teacher(folder):
     params = initial_params(experiment(folder, teacher_layers=(2, 0)))
-    teacher = paths.flatten(load_model(folder / "teacher").params)
+    teacher = paths.flatten(load_encoder(folder / "teacher").params)
     student = {path: value for path, value in params.items() if not path.startswith("teacher/")}
     assert {path.split("/")[2] for path in student if path.startswith("encoder/layers")} == {
         "0",
@@ -99,7 +99,7 @@ def test_student_starts_from_another_model(folder, tmp_path):
 
 def test_teacher_is_not_trained_and_student_is(folder, finished):
     params = restore_params(finished / "checkpoints")[0]
-    teacher = paths.flatten(load_model(folder / "teacher").params)
+    teacher = paths.flatten(load_encoder(folder / "teacher").params)
     for path, value in paths.flatten(params["teacher"]).items():
         np.testing.assert_array_equal(value, teacher[path], err_msg=path)
     assert (params["classifier"]["kernel"] != teacher["classifier/kernel"]).any()
@@ -111,7 +111,7 @@ def test_teacher_is_not_trained_and_student_is(folder, finished):
 
 
 def test_loaded_and_exported_models_are_the_student_only(finished, tmp_path):
-    model = load_model(finished)
+    model = load_encoder(finished)
     assert set(model.params) == {"encoder", "pooler", "classifier"}
     assert model.config.num_hidden_layers == 2
     assert export(model, tmp_path / "exported") < 1e-5

@@ -15,7 +15,7 @@ from bert_jax.config.train import CheckpointConfig, HeldOutEval, StableAdamW, Wa
 from bert_jax.export.export import export
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.objectives.make import make_objective
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh
 
@@ -86,6 +86,6 @@ def test_run_is_exported_with_its_prediction_head(tmp_path: Path) -> None:
     experiment = small_run(prepare_corpus(tmp_path / "corpus"))
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
-    model = load_model(tmp_path / "run")
+    model = load_encoder(tmp_path / "run")
     assert model.params.keys() == {"encoder", "prediction_head", "masked_lm"}
     assert export(model, tmp_path / "exported") <= 1e-5

@@ -18,8 +18,9 @@ from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.predict.predictor import Predictor
-from bert_jax.predict.setfit import HEAD_WEIGHTS, SetFitClassifier, SetFitHead, load_head
-from bert_jax.pretrained.load import load_model
+from bert_jax.predict.setfit import SetFitClassifier
+from bert_jax.pretrained.load import LoadedSetFit, load_encoder, load_model
+from bert_jax.pretrained.setfit import HEAD_WEIGHTS, SetFitHead, load_head
 from bert_jax.tasks.metrics.text_baselines import fit_logistic_regression
 from bert_jax.train.setfit import SetFitConfig, train_setfit
 from tests.helpers.one_device import one_device_mesh
@@ -52,9 +53,14 @@ def folder(config: SetFitConfig, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+def loaded(folder: Path, head: SetFitHead) -> LoadedSetFit:
+    """Returns the encoder of a run with another head."""
+    return LoadedSetFit(encoder=load_encoder(folder), head=head)
+
+
 def test_setfit_trains_encoder_and_head(config: SetFitConfig, folder: Path):
     assert json.loads((folder / "evaluation.json").read_text())["dev"]["accuracy"] == 1
-    classifier = SetFitClassifier(folder)
+    classifier = SetFitClassifier(load_model(folder))
     yes, no = classifier(["a man sings", "the old sea"])
     assert (yes["label"], no["label"]) == ("yes", "no")
     # Logistic regression with the usual regularization is less sure of four examples than 0.9.
@@ -88,7 +94,7 @@ def test_commands_train_predict_evaluate_and_export(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["label"] for row in rows] == ["yes", "no", None]
     assert rows[0]["text"] == "a man sings"
-    found = SetFitClassifier(folder)("a man sings")["probabilities"]
+    found = SetFitClassifier(load_model(folder))("a man sings")["probabilities"]
     assert found == pytest.approx(rows[0]["probabilities"], abs=1e-5)
     assert main(["predict", str(folder), "--pairs", "a man", "sings"]) == 1
     assert "was trained on single texts, but the input 'a man' is" in capsys.readouterr().err
@@ -98,7 +104,7 @@ def test_commands_train_predict_evaluate_and_export(
     exported = tmp_path / "exported"
     assert main(["export", str(folder), "--output", str(exported)]) == 0
     assert "bert-jax predict exported" in (exported / "README.md").read_text()
-    found = SetFitClassifier(exported)("a man sings")["probabilities"]
+    found = SetFitClassifier(load_model(exported))("a man sings")["probabilities"]
     assert found == pytest.approx(rows[0]["probabilities"], abs=1e-5)
 
 
@@ -118,8 +124,11 @@ def test_relabeled_training_data_do_not_resume_a_run(config: SetFitConfig, folde
 
 def test_head_of_pairs_joins_them_and_refuses_single_texts(folder: Path):
     head = dataclasses.replace(load_head(folder), reads_pairs=True)
-    classifier = SetFitClassifier(folder, head)
-    pair, joined = classifier(("a man", "sings")), SetFitClassifier(folder)("a man sings")
+    classifier = SetFitClassifier(loaded(folder, head))
+    pair, joined = (
+        classifier(("a man", "sings")),
+        SetFitClassifier(load_model(folder))("a man sings"),
+    )
     assert pair["text_pair"] == "sings"
     assert pair["probabilities"] == pytest.approx(joined["probabilities"], abs=1e-5)
     with pytest.raises(UserError, match="was trained on pairs of texts"):
@@ -135,7 +144,7 @@ def test_prediction_before_the_head_is_fitted_says_how_to_complete_the_run(
     assert main(["predict", str(tmp_path / "stopped"), "a man sings"]) == 1
     assert "run the same command again to complete it" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"whose head is a logistic regression; use SetFitClassif"):
-        Predictor(load_model(folder))
+        Predictor(load_encoder(folder))
 
 
 def test_whether_a_head_reads_pairs_is_saved(folder: Path, tmp_path: Path):
@@ -158,7 +167,7 @@ def test_whether_a_head_reads_pairs_is_saved(folder: Path, tmp_path: Path):
         (("predict", "RUN", "--max-length", "8", "a"), "--max-length is not for "),
         (
             ("evaluate", "RUN", "columns", "--text", "a", "--dev", "d", "--base", "m"),
-            "--base is not for ",
+            "is not an adapter folder, so it has no base",
         ),
         (
             ("export", "RUN", "--sentence-transformers", "--pooling", "cls", "--output", "new"),
@@ -184,7 +193,7 @@ def test_tasks_without_classes_or_training_examples_are_refused(config, tmp_path
 
 
 def test_truncated_texts_are_counted(folder: Path):
-    classifier = SetFitClassifier(folder)
+    classifier = SetFitClassifier(load_model(folder))
     finished: list[int] = []
     rows = classifier(["the man sings " * 4, "", "the sea"], on_progress=finished.append)
     assert [row["label"] is None for row in rows] == [False, True, False]
@@ -208,12 +217,11 @@ def test_damaged_heads_are_refused(folder: Path, tmp_path: Path):
     (tmp_path / HEAD_WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(UserError, match="cannot be read"):
         load_head(tmp_path)
-    (tmp_path / "stopped").mkdir()
     with pytest.raises(UserError, match=r"has no setfit_head.json; .* use bert_jax.Predictor"):
-        SetFitClassifier(tmp_path / "stopped")
+        SetFitClassifier(load_encoder(folder))
     narrow = dataclasses.replace(head, weight=head.weight[:, :3])
     with pytest.raises(UserError, match=r"expects embeddings of size 3, but those .* have size 16"):
-        SetFitClassifier(folder, narrow)
+        SetFitClassifier(loaded(folder, narrow))
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])

@@ -13,7 +13,7 @@ from bert_jax.models.heads.config import class_labels
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.folder import resolve_model_folder
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.tasks.registry import kind_of_head
 
 _ROUNDED_DIGITS = 4
@@ -82,7 +82,7 @@ class EncoderScore:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: str) -> LoadedModel:
-    return load_model(path)
+    return load_encoder(path)
 
 
 @functools.lru_cache(maxsize=4)

@@ -248,16 +248,16 @@ def _compare_with_ngrams(folder: Path) -> dict[str, Any]:
 
 def _export(trained: Path, exported: Path) -> dict[str, Any]:
     from bert_jax.export.export import export
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
-    return {"export_difference": export(load_model(str(trained)), exported)}
+    return {"export_difference": export(load_encoder(str(trained)), exported)}
 
 
 def _fill_masks(exported: Path) -> dict[str, Any]:
     from bert_jax.predict.fill_mask import FillMask
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
-    predictions = FillMask(load_model(str(exported)), top_k=4)(MASKED_TEXTS)
+    predictions = FillMask(load_encoder(str(exported)), top_k=4)(MASKED_TEXTS)
     return {
         "filled": [
             [prediction["text"], [c["token"] for c in prediction["masks"][0]["candidates"]]]

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.sentence_encoder.config import PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import LoadedModel, sentence_model_of
+from bert_jax.pretrained.load import AnyModel, require_encoder, sentence_model_of
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 
 _QUERY_PROMPTS = ("query",)
@@ -56,7 +56,7 @@ class EmbedderEncoder:
       num_truncated: number of documents so far that are longer than `max_length` tokens.
     """
 
-    def __init__(self, model: LoadedModel, *, pooling: PoolingMode | None = None):
+    def __init__(self, model: AnyModel, *, pooling: PoolingMode | None = None):
         """Moves the model to the device.
 
         Args:
@@ -65,7 +65,7 @@ class EmbedderEncoder:
         Raises:
           UserError: as `Embedder`; or vectors of the model are compared by a distance.
         """
-        sentence_model = sentence_model_of(model)
+        sentence_model = sentence_model_of(require_encoder(model, "embed"))
         self._embed = Embedder(sentence_model, pooling=pooling)
         config = self._embed.config
         if config.similarity not in ("cosine", "dot"):

@@ -19,7 +19,7 @@ from bert_jax.apps.serve.shipped import OnnxBackend, is_bundle, read_bundle
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.onnx.write import OnnxPrecision
 from bert_jax.pretrained.folder import resolve_model_folder
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -207,5 +207,5 @@ def _serve_folder(
             )
         model, backend = read_bundle(folder)
         return serve_model(name, model, config, adapters, backend)
-    model = load_model(folder)
+    model = load_encoder(folder)
     return serve_model(name, model, config, adapters, OnnxBackend(model, onnx) if onnx else None)

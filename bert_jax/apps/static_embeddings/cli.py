@@ -37,10 +37,10 @@ def run(args: Arguments) -> None:
     """Writes the folder and prints its size."""
     from bert_jax.apps.static_embeddings.static_model import distill_static
     from bert_jax.io.atomic_io import check_new_folder
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     check_new_folder(Path(args.output))
-    facts = distill_static(load_model(args.model), Path(args.output), args.dimensions)
+    facts = distill_static(load_encoder(args.model), Path(args.output), args.dimensions)
     logger.info(
         "distilled %s into %s: %s tokens with %d dimensions, which have %.1f %% of the variance, "
         "in %.0f s",

@@ -29,7 +29,7 @@ from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.prompt_classifier import PromptClassifier
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs import run_folder
 from bert_jax.tasks.metrics.text_baselines import (
     logistic_regression,
@@ -264,7 +264,7 @@ class FewShotStudy:
         texts = [text for text in examples if text not in saved]
         if not texts:
             return
-        vectors = Embedder(load_model(self._config.model))(texts)
+        vectors = Embedder(load_encoder(self._config.model))(texts)
         folder.mkdir(parents=True, exist_ok=True)
         write_prompt(folder / "prompt.json", similar_demonstrations(self._prompt, str(file)))
         add_text_vectors(file, texts, vectors)
@@ -312,7 +312,7 @@ class FewShotStudy:
             return
         config, labels = self._config, self._task.labels
         classifier = PromptClassifier(
-            load_model(config.model), self._prompt, labels, max_length=config.max_length
+            load_encoder(config.model), self._prompt, labels, max_length=config.max_length
         )
         for method, score in zip(
             ZERO_SHOT, (classifier.logits, classifier.calibrated_logits), strict=True
@@ -345,7 +345,7 @@ class FewShotStudy:
         """Classifies the frozen features of the model, the mean of its last hidden states."""
         if self._is_saved(FEATURES, self._config.seeds):
             return
-        embedder = Embedder(load_model(self._config.model))
+        embedder = Embedder(load_encoder(self._config.model))
         test_vectors = embed_examples(embedder, self._test)
         for seed, sample in self._samples.items():
             train, labels = train_examples(sample)

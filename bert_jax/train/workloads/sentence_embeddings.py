@@ -311,12 +311,12 @@ def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) ->
     """
     # Imported here, so that a run without a teacher loads no model readers.
     from bert_jax.predict.embedder import Embedder
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     # A text of several examples is embedded once; mining repeats a query for each of its
     # negatives.
     texts = list(dict.fromkeys(text for group in groups.texts for text in group))
-    by_text = dict(zip(texts, Embedder(load_model(path))(texts), strict=True))
+    by_text = dict(zip(texts, Embedder(load_encoder(path))(texts), strict=True))
     vectors = np.stack([[by_text[text] for text in group] for group in groups.texts])
     if isinstance(single_loss(config.loss), MarginMSELoss):
         queries, positives, negatives = vectors[:, 0], vectors[:, 1], vectors[:, 2]

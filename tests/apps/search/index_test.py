@@ -258,7 +258,7 @@ def test_verbs_index_query_and_rerank(tmp_path, capsys, monkeypatch):
     model = small_model(tmp_path / "vocabulary")
     ranking = small_model(tmp_path / "ranking-vocabulary", head=RankingHead(), num_hidden_layers=1)
     models = {"model": model, "ranking": ranking}
-    monkeypatch.setattr("bert_jax.pretrained.load.load_model", models.__getitem__)
+    monkeypatch.setattr("bert_jax.pretrained.load.load_encoder", models.__getitem__)
     texts = ["the old man mends a net", "the sea", "a man sings by the sea .", "a net"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     folder = str(tmp_path / "index")

@@ -112,7 +112,7 @@ def test_settings_that_leave_no_negatives():
 
 
 def test_mined_triples_are_written(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr("bert_jax.pretrained.load.load_model", lambda path: None)
+    monkeypatch.setattr("bert_jax.pretrained.load.load_encoder", lambda path: None)
     monkeypatch.setattr("bert_jax.apps.search.encoder.EmbedderEncoder", RandomEncoder)
     pairs, output = tmp_path / "pairs.csv", tmp_path / "triples.jsonl"
     pairs.write_text("q,positive\n" + "".join(f"{q},{t}\n" for q, t in PAIRS[:8]))

@@ -17,7 +17,7 @@ from bert_jax.predict.attention import AttentionExtractor
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 
 TEXTS = ["the old man", "a net by the sea and the old man", "sings"]
 
@@ -238,7 +238,7 @@ def test_each_request_chooses_its_adapter_by_field_or_header(
 ):
     export(models["encoder"], tmp_path / "base")
     for name, folder in adapter_folders.items():
-        predict = Predictor(load_model(folder, base=tmp_path / "base"))
+        predict = Predictor(load_encoder(folder, base=tmp_path / "base"))
         records = predict(["a net", ("the sea", "the old man")])
         body = {"inputs": [["a net"], ["the sea", "the old man"]], "model": f"encoder:{name}"}
         answers = server.post("/predict", **body).json()

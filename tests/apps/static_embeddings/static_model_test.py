@@ -23,7 +23,7 @@ from bert_jax.apps.testing.models import WORDS, small_model
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.predict.static_embedder import StaticEmbedder, is_static_folder
-from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 
 TEXTS = ["the old man mends a net", "sea", "", "the man unheard sings by the sea .", "unheard"]
 TOKENS = ("[PAD]", "[UNK]", *WORDS)
@@ -209,7 +209,7 @@ def test_static_folder_is_recognized_and_too_many_dimensions_refused(model, stat
             distill_static(model, tmp_path / "new", dimensions)
         assert not (tmp_path / "new").exists()
     with pytest.raises(UserError, match="model2vec"):
-        load_model(static)
+        load_encoder(static)
 
 
 def test_embed_prints_vectors_of_a_static_folder(static, capsys):

@@ -31,7 +31,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.tasks.text_similarity import read_text_vectors
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
@@ -118,7 +118,7 @@ def test_fine_tuning_with_demonstrations_trains_the_masked_lm_head(folder, tmp_p
     experiment = override(experiment, [*once, "data.bucket_lengths=[]"])
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
-    before, model = load_model(folder / "model"), load_model(tmp_path / "run")
+    before, model = load_encoder(folder / "model"), load_encoder(tmp_path / "run")
     assert set(model.params) == {"encoder", "masked_lm"}
     old, new = (paths.flatten(each.params["masked_lm"]) for each in (before, model))
     assert not any(np.array_equal(old[path], new[path]) for path in old)
@@ -229,7 +229,7 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     table = capsys.readouterr().out
     with monkeypatch.context() as patch:
         patch.setattr(
-            "bert_jax.apps.studies.few_shot.load_model", None
+            "bert_jax.apps.studies.few_shot.load_encoder", None
         )  # nothing is computed again
         assert cli.main([*command, *seeds]) == 0
     assert capsys.readouterr().out == table

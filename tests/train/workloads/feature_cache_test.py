@@ -35,7 +35,7 @@ from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningO
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.flops import step_flops
@@ -274,14 +274,14 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_exported_model_has_the_predictions_of_the_run(finished, tmp_path):
-    export(load_model(finished), tmp_path / "exported")
+    export(load_encoder(finished), tmp_path / "exported")
     lines = (finished / "predictions/test.jsonl").read_text().splitlines()
     expected = [json.loads(line)["probabilities"] for line in lines]
     config = json.loads((finished / "config.json").read_text())["config"]
     with open(config["data"]["task"]["test"], newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     for model in (finished, tmp_path / "exported"):
-        found = Predictor(load_model(model))([(row["text"], row["pair"]) for row in rows])
+        found = Predictor(load_encoder(model))([(row["text"], row["pair"]) for row in rows])
         for one, other in zip(found, expected, strict=True):
             assert one["probabilities"] == pytest.approx(other, abs=1e-5)
 

@@ -23,7 +23,7 @@ from bert_jax.models.adapters.config import LoRA
 from bert_jax.models.heads.config import RegressionHead, TokenClassificationHead
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.initialize import initialize_or_load
@@ -158,7 +158,7 @@ def test_early_stopping_ends_the_run_permanently(columns, model, tmp_path):
 def test_frozen_parameters_do_not_change(columns, model, tmp_path):
     config = override(experiment(columns, model, epochs=1), ['train.tuning.frozen=["encoder/**"]'])
     assert run(config, tmp_path / "run") == 0
-    start = paths.flatten(load_model(model).params)
+    start = paths.flatten(load_encoder(model).params)
     after = paths.flatten(restore_params(tmp_path / "run" / "checkpoints")[0])
     for path, leaf in after.items():
         same = path in start and np.array_equal(leaf, start[path])
@@ -168,7 +168,7 @@ def test_frozen_parameters_do_not_change(columns, model, tmp_path):
 @pytest.mark.usefixtures("one_device")
 def test_reinit_layers_are_initialized_again(columns, model):
     config = override(experiment(columns, model), ["train.tuning.reinit_layers=1"])
-    start = paths.flatten(load_model(model).params)
+    start = paths.flatten(load_encoder(model).params)
     after = initial_params(config)
     kernel = "encoder/layers/{}/attention/query/kernel"
     np.testing.assert_array_equal(after[kernel.format(0)], start[kernel.format(0)])
@@ -179,7 +179,7 @@ def test_reinit_layers_are_initialized_again(columns, model):
 def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     finished, columns, model, tmp_path
 ):
-    learned = paths.flatten(load_model(str(finished)).params)["classifier/kernel"]
+    learned = paths.flatten(load_encoder(str(finished)).params)["classifier/kernel"]
     same = initial_params(experiment(columns, str(finished)))
     np.testing.assert_array_equal(same["classifier/kernel"], learned)
 

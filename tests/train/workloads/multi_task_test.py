@@ -27,7 +27,7 @@ from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.task_processor import require_head
-from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs import hooks
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
@@ -116,7 +116,7 @@ def test_log_has_each_task_or_null_without_examples(finished):
 def test_saved_predictions_equal_those_of_the_task_model(finished, folder):
     for name, (kind, _) in NAMES.items():
         task = load_task(TASKS[kind](folder))
-        predict = Predictor(load_model(finished, name))
+        predict = Predictor(load_encoder(finished, name))
         assert predict.kind.name == kind
         for split, examples in task.splits.items():
             if split != "train":
@@ -149,8 +149,8 @@ def test_report_has_a_section_for_each_task(finished):
 def test_exported_task_has_a_card_that_names_the_others(finished, tmp_path):
     argv = ["export", str(finished), "--task", "words", "--output", str(tmp_path / "tagger")]
     assert main(argv) == 0
-    model = load_model(tmp_path / "tagger")
-    run_record = load_model(finished).run
+    model = load_encoder(tmp_path / "tagger")
+    run_record = load_encoder(finished).run
     assert run_record is not None
     trained = restore_params(finished / "checkpoints", run_record.step)[0]
     flat = paths.flatten(task_params(trained, "words"))
@@ -182,7 +182,7 @@ def test_command_line_predicts_with_one_task(finished, capsys):
 
 
 def test_run_without_a_task_is_an_encoder(finished, folder):
-    model = load_model(finished)
+    model = load_encoder(finished)
     assert set(model.params) == {"encoder"} and model.head is None
     assert model.tasks == tuple(NAMES)
     next_task = fine_tuning_experiment(TASKS["classification"](folder), str(finished))
@@ -206,7 +206,7 @@ def test_heads_start_from_pretrained_pooler_and_matching_head(folder, tmp_path):
     grid = sharding.make_mesh(make_mesh_config("dp"))
     setup = TrainSetup.from_experiment(config, grid)
     found = paths.flatten(initialize_or_load(setup)["params"])
-    start = paths.flatten(load_model(tmp_path / "m").params)
+    start = paths.flatten(load_encoder(tmp_path / "m").params)
     for path, leaf in found.items():
         name = path.split("/", 2)[2] if path.startswith("heads/") else path
         same = leaf.shape == start[name].shape and np.array_equal(leaf, start[name])
@@ -227,9 +227,9 @@ def test_tasks_share_an_adapter_and_end_early(folder, tmp_path):
     assert "lora_a" in params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert results["words"]["dev"]["f1"] > 0.9
-    base = paths.flatten(load_model(folder / "model").params["encoder"])
+    base = paths.flatten(load_encoder(folder / "model").params["encoder"])
     for name in names:
-        model = load_model(tmp_path / "run", name)
+        model = load_encoder(tmp_path / "run", name)
         encoder = paths.flatten(model.params["encoder"])
         changed = {path for path in base if not np.array_equal(base[path], encoder[path])}
         assert changed == {
@@ -244,9 +244,9 @@ def test_tasks_share_an_adapter_and_end_early(folder, tmp_path):
                 assert prediction[field] == row[field]
     with pytest.raises(UserError, match="several heads, for which peft has no format; export the"):
         export_adapter(tmp_path / "run", tmp_path / "adapter")
-    tagger = load_model(tmp_path / "run", "words")
+    tagger = load_encoder(tmp_path / "run", "words")
     export(tagger, tmp_path / "tagger")
-    merged = paths.flatten(load_model(tmp_path / "tagger").params)
+    merged = paths.flatten(load_encoder(tmp_path / "tagger").params)
     for path, leaf in paths.flatten(tagger.params).items():
         np.testing.assert_array_equal(merged[path], leaf, err_msg=path)
 
@@ -270,7 +270,7 @@ def test_tasks_with_several_labels_have_their_own_thresholds(folder, tmp_path):
         assert run(override(made, ["data.bucket_lengths=[]"]), tmp_path / "run") == 0
     found = {}
     for name, num_labels in (("two", 2), ("four", 4)):
-        model = load_model(tmp_path / "run", name)
+        model = load_encoder(tmp_path / "run", name)
         found[name] = label_thresholds(require_head(model))
         assert len(found[name]) == num_labels and {*found[name]} != {0.5}
         metrics = Predictor(model).evaluate(load_task(tasks[name]), "dev")
@@ -286,7 +286,7 @@ def test_prefixes_remain_in_the_model_of_a_task(folder, tmp_path):
     with one_device_mesh():
         assert run(config, tmp_path / "run") == 0
     for name in ("reviews", "scores"):
-        model = load_model(tmp_path / "run", name)
+        model = load_encoder(tmp_path / "run", name)
         assert model.adapter == tuning.method
         task = load_task(TASKS[NAMES[name][0]](folder))
         found = Predictor(model)(task.splits["dev"])

@@ -219,12 +219,12 @@ def test_groups_take_the_form_that_the_loss_reads():
 
 def test_margins_are_those_of_the_teacher(folder):
     from bert_jax.predict.embedder import Embedder
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     teacher = str(folder / "model")
     triples = TextGroups(name="t", texts=[("a net", "the sea", "by the sea")])
     config = SentenceEmbedding(model=small_config(), loss=MarginMSELoss(teacher=teacher))
-    query, positive, negative = Embedder(load_model(teacher))(triples.texts[0])
+    query, positive, negative = Embedder(load_encoder(teacher))(triples.texts[0])
     (margin,) = teacher_targets(triples, config, teacher)["label_values"]
     assert margin == pytest.approx(query @ positive - query @ negative, abs=1e-5)
     wide = SentenceEmbedding(model=small_config(hidden_size=32), loss=MSELoss(teacher=teacher))

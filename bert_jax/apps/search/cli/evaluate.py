@@ -38,7 +38,7 @@ def run(args: Arguments) -> None:
     from bert_jax.errors import check_range
     from bert_jax.io.atomic_io import check_writable, write_json
     from bert_jax.predict.reranker import Reranker
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     check_range("--candidates", args.candidates, at_least=1, at_most=DEPTH)
     if args.output is not None:
@@ -47,8 +47,10 @@ def run(args: Arguments) -> None:
     if args.max_queries is not None:
         check_range("--max-queries", args.max_queries, at_least=1)
         data = sample_queries(data, args.max_queries)
-    encoder = EmbedderEncoder(load_model(args.model), pooling=args.pooling) if args.model else None
-    reranker = Reranker(load_model(args.rerank)) if args.rerank else None
+    encoder = (
+        EmbedderEncoder(load_encoder(args.model), pooling=args.pooling) if args.model else None
+    )
+    reranker = Reranker(load_encoder(args.rerank)) if args.rerank else None
     results = evaluate_retrieval(data, encoder, reranker, num_candidates=args.candidates)
     print(f"{data.name}: {len(data.queries):,} queries, {len(data.documents):,} texts")
     metrics = next(iter(results.values()))

@@ -61,7 +61,7 @@ def run(args: Arguments) -> None:
     from bert_jax.data.finetuning.readers.columns import cell_text, require_columns
     from bert_jax.data.finetuning.readers.tabular_files import read_table
     from bert_jax.io.atomic_io import atomic_write, check_writable
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     check_writable(Path(args.output))
     config = HardNegatives(
@@ -82,7 +82,7 @@ def run(args: Arguments) -> None:
         for row in table.rows
     ]
     corpus = [document.text for document in read_collection(args.corpus)] if args.corpus else []
-    encoder = EmbedderEncoder(load_model(args.model), pooling=args.pooling)
+    encoder = EmbedderEncoder(load_encoder(args.model), pooling=args.pooling)
     triples = find_hard_negatives(pairs, encoder, config, corpus)
     lines = [json.dumps(triple._asdict(), ensure_ascii=False) + "\n" for triple in triples]
     atomic_write(Path(args.output), "".join(lines))

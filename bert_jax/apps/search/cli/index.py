@@ -47,14 +47,14 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.search.encoder import EmbedderEncoder
     from bert_jax.apps.search.index import INFO, build_index
     from bert_jax.io.atomic_io import check_new_folder
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     output = Path(args.output)
     existed = (output / INFO).is_file()
     if not existed:
         check_new_folder(output)  # before the model is read, which takes longer
     documents = read_collection(args.file, encoding=args.encoding, errors=args.errors)
-    encoder = EmbedderEncoder(load_model(args.model), pooling=args.pooling)
+    encoder = EmbedderEncoder(load_encoder(args.model), pooling=args.pooling)
     index = build_index(output, documents, encoder, approximate=args.approximate)
     state = ", complete since an earlier call" if existed else ""
     print(f"{output}: {len(index):,} texts, vectors of width {index.info.width}{state}")

@@ -49,17 +49,17 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.search.index import SearchIndex, rerank_hits
     from bert_jax.apps.search.nearest import check_top_k
     from bert_jax.predict.reranker import Reranker
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
     index = SearchIndex(args.index)
     top_k = min(_DEFAULT_TOP_K, len(index)) if args.top_k is None else args.top_k
     check_top_k(top_k, len(index))
     encoder = None
     if args.method != "bm25":
-        model = load_model(args.model or index.info.model)
+        model = load_encoder(args.model or index.info.model)
         encoder = EmbedderEncoder(model, pooling=index.info.pooling)
         index.check_encoder(encoder)
-    reranker = Reranker(load_model(args.rerank)) if args.rerank else None
+    reranker = Reranker(load_encoder(args.rerank)) if args.rerank else None
     for queries in text_groups(args):
         if reranker is None:
             found = index.search(encoder, queries, top_k, args.method)

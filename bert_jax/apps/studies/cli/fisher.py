@@ -31,12 +31,12 @@ class Arguments:
 def run(args: Arguments) -> None:
     """Writes the file of Fisher information."""
     from bert_jax.io.atomic_io import check_writable
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
     from bert_jax.train.tuning.fisher import fisher_information, save_fisher
 
     check_writable(Path(args.output))
     fisher = fisher_information(
-        load_model(args.model), Path(args.corpus), num_examples=args.num_examples
+        load_encoder(args.model), Path(args.corpus), num_examples=args.num_examples
     )
     save_fisher(fisher, Path(args.output))
     print(f"{args.output}: {len(fisher)} arrays")

@@ -29,9 +29,9 @@ class Arguments:
 def run(args: Arguments) -> None:
     """Prints losses, accuracies and parameter changes as one JSON line."""
     from bert_jax.apps.studies.forgetting import measure_forgetting
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_encoder
 
-    before, after = load_model(args.before), load_model(args.after)
+    before, after = load_encoder(args.before), load_encoder(args.after)
     print(
         json.dumps(
             measure_forgetting(before, after, Path(args.corpus), num_examples=args.num_examples)
