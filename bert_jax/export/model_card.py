@@ -186,7 +186,7 @@ def _task_section(head: TaskHead) -> str:
 def run_sections(run: RunCheckpoint) -> list[str]:
     config, metrics = run.info["config"], run.info.get("metrics") or {}
     sections = []
-    if config["objective"]["type"] in ("Pretraining", "ReplacedTokens", "MaskedPermutedLM"):
+    if config["data"]["type"] == "PretrainingData":
         sections += ["## Training data", _data_section(config["data"])]
         sections += ["## Training", "\n".join(_training_lines(config, run))]
     if run.config["data"]["type"] == "FineTuningData":

@@ -81,6 +81,8 @@ class Objective(abc.ABC):
       makes_encoder: whether a run makes an encoder that `load_model` can load.
       starts_from: the kind of pretrained model from which a run can start.
       has_tasks: whether a run has several tasks, of which `trained_model` selects one.
+      shown_metrics: the metrics that messages show, in this order, as far as an evaluation has
+        them; () for all. The report of a run has the others, too.
     """
 
     config: Any
@@ -88,6 +90,7 @@ class Objective(abc.ABC):
     makes_encoder: ClassVar[bool] = True
     starts_from: ClassVar[Literal["encoder", "sentence encoder", "encoder-decoder"]] = "encoder"
     has_tasks: ClassVar[bool] = False
+    shown_metrics: ClassVar[tuple[str, ...]] = ()
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
@@ -131,6 +134,15 @@ class Objective(abc.ABC):
         del sizes
         return 0.0
 
+    def summed_vectors(self, sizes: BatchSizes) -> int:
+        """Returns how many hidden vectors of a batch tensor parallelism sums over devices.
+
+        Each vector has `model.hidden_size` components. A layer sums the outputs of attention and of
+        the feed-forward network, and in the backward pass the gradients of their inputs (Shoeybi et
+        al. 2019, section 3).
+        """
+        return 4 * self.config.model.num_applied_layers * sizes.sequences * sizes.length
+
     def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
         """Returns the parameter of a pretrained model from which a parameter starts; None: random.
 
@@ -155,9 +167,8 @@ class Objective(abc.ABC):
         """
         del path, head, missing
 
-    @classmethod
-    def trained_model(cls, config: Any, params: Params, task: str | None) -> TrainedModel:
-        """Returns the model that a run with `config` trained, from the parameters of a checkpoint.
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
+        """Returns the model that a run of the objective trained, from a checkpoint's parameters.
 
         Args:
           task: the task to select; None unless `has_tasks`, where it selects no head.
@@ -165,7 +176,7 @@ class Objective(abc.ABC):
         Raises:
           ConfigError: there is no such task.
         """
-        del config, task
+        del task
         return TrainedModel(params=paths.without_auxiliary_networks(params))
 
 

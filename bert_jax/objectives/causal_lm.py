@@ -21,6 +21,8 @@ class CausalLMObjective(Objective):
       network: the encoder with the LM head, which reads every position.
     """
 
+    shown_metrics = ("lm_loss", "lm_accuracy", "loss")
+
     makes_encoder = False
 
     def __init__(self, config: CausalLM):

@@ -74,11 +74,10 @@ class FineTuningObjective(Objective):
         """Returns that label words are scored, if the head has some."""
         return None if label_tokens_of(self.config.head) is None else "score label words"
 
-    @classmethod
-    def trained_model(cls, config: FineTuning, params: Params, task: str | None) -> TrainedModel:
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the encoder with the head of the task."""
         del task
-        return TrainedModel(params=paths.without_auxiliary_networks(params), head=config.head)
+        return TrainedModel(params=paths.without_auxiliary_networks(params), head=self.config.head)
 
     def head_outputs(
         self, network: EncoderWithHeads, batch: Batch, dropout_key: jax.Array | None

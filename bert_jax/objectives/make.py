@@ -28,18 +28,6 @@ from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 
-OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
-    Pretraining: PretrainingObjective,
-    ReplacedTokens: ReplacedTokensObjective,
-    MaskedPermutedLM: MaskedPermutedLMObjective,
-    CausalLM: CausalLMObjective,
-    FineTuning: FineTuningObjective,
-    MultiTask: MultiTaskObjective,
-    SentenceEmbedding: SentenceEmbeddingObjective,
-    Seq2Seq: Seq2SeqObjective,
-}
-"""The objective of each type of config, of which distillation and cached features use a variant."""
-
 
 def make_objective(
     config: ObjectiveConfig, *, cached_features: bool = False, adapter: Adapter | None = None

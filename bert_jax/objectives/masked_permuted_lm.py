@@ -31,6 +31,8 @@ class MaskedPermutedLMObjective(Objective):
       network: the encoder with the masked-LM head, which reads the query stream.
     """
 
+    shown_metrics = ("mlm_loss", "mlm_accuracy", "loss")
+
     def __init__(self, config: MaskedPermutedLM):
         self.config = config
         heads = config.model.pretraining_heads

@@ -146,12 +146,11 @@ class MultiTaskObjective(Objective):
         _, name, single_task_path = path.split("/", 2)
         return self.tasks[name].pretrained_path(single_task_path, head)
 
-    @classmethod
-    def trained_model(cls, config: MultiTask, params: Params, task: str | None) -> TrainedModel:
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the encoder with the head of one task, or the encoder and the names of tasks."""
         if task is None:
-            return TrainedModel(params={"encoder": params["encoder"]}, tasks=config.task_names)
-        head = config.for_task(task).head
+            return TrainedModel(params={"encoder": params["encoder"]}, tasks=self.config.task_names)
+        head = self.config.for_task(task).head
         return TrainedModel(params=task_params(params, task), head=head)
 
 

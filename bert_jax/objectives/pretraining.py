@@ -59,6 +59,11 @@ class PretrainingObjective(Objective):
       losses: the names of the losses whose weight is not 0.
     """
 
+    shown_metrics = (
+        *("mlm_loss", "mlm_accuracy", "nsp_accuracy", "sop_accuracy", "sbo_accuracy"),
+        "loss",
+    )
+
     def __init__(self, config: Pretraining):
         self.config = config
         self.losses = [name for name, weight in config.loss_weights.items() if weight]

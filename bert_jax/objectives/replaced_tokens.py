@@ -63,6 +63,8 @@ class ReplacedTokensObjective(Objective):
       generator: the generator with its masked-LM head.
     """
 
+    shown_metrics = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_accuracy", "loss")
+
     def __init__(self, config: ReplacedTokens):
         self.config: ReplacedTokens = config
         self.network = build_network(config.model, ("replaced_token",), compute=config.compute)
@@ -170,12 +172,9 @@ class ReplacedTokensObjective(Objective):
             return path.removeprefix(f"{GENERATOR}/")
         return path
 
-    @classmethod
-    def trained_model(
-        cls, config: ReplacedTokens, params: Params, task: str | None
-    ) -> TrainedModel:
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the discriminator, with complete embeddings."""
-        del config, task
+        del task
         discriminator = jax.device_get(discriminator_params(params))
         return TrainedModel(params=without_auxiliary_networks(discriminator))
 

@@ -151,15 +151,12 @@ class SentenceEmbeddingObjective(Objective):
         vectors = _encode(self.network.merge(params), batch, None)
         return vectors[:, : self.config.sentence_encoder.truncate_dim]
 
-    @classmethod
-    def trained_model(
-        cls, config: SentenceEmbedding, params: Params, task: str | None
-    ) -> TrainedModel:
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the encoder with what follows it, without the layer that only training uses."""
         del task
         return TrainedModel(
             params={"encoder": params["encoder"]},
-            sentence_encoder=config.sentence_encoder,
+            sentence_encoder=self.config.sentence_encoder,
             sentence_head=params.get(SENTENCE_HEAD, {}),
         )
 

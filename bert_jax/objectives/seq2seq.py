@@ -76,6 +76,16 @@ class Seq2SeqObjective(Objective):
         """Returns the forward FLOPs of encoder, decoder and logits."""
         return sizes.examples * self.config.model.forward_flops(sizes.length, sizes.target_length)
 
+    def summed_vectors(self, sizes: BatchSizes) -> int:
+        """Returns the hidden vectors that are summed over devices; see `Objective`.
+
+        A decoder layer has a third part, the attention to the sources, and the gradients of the
+        sources from all decoder layers are summed once.
+        """
+        model = self.config.model
+        sources = (4 * model.num_encoder_layers + 1) * sizes.length
+        return sizes.examples * (sources + 6 * model.num_decoder_layers * sizes.target_length)
+
     def _regularized(self, losses: jax.Array, logits: jax.Array) -> jax.Array:
         """Adds label smoothing and the z-loss to the cross-entropy of each target, [B, T]."""
         config, logits = self.config, logits.astype(jnp.float32)

@@ -53,8 +53,8 @@ class SetFitClassifier:
         if self.head.weight.shape[1] != self._embedder.embedding_size:
             raise UserError(
                 f"{model.path}: the head expects embeddings of size {self.head.weight.shape[1]}, "
-                f"but those of the encoder have size {self._embedder.embedding_size}; copy the whole "
-                "folder again, or train the model again"
+                f"but those of the encoder have size {self._embedder.embedding_size}; copy the "
+                "whole folder again, or train the model again"
             )
 
     @overload

@@ -30,7 +30,7 @@ from bert_jax.models.model import build_network
 from bert_jax.models.parameters import check_finite, missing_heads, validate_params
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.objectives.base import TrainedModel
-from bert_jax.objectives.make import OBJECTIVES
+from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
 from bert_jax.pretrained.adapter_folder import read_with_base
@@ -66,23 +66,20 @@ def select_trained_model(
     """
     config = info.get("config", {}).get("objective", {})
     name = config.get("type")
-    # By class name, because this is what config.json of a run stores.
-    by_name = {each.__name__: kind for each, kind in OBJECTIVES.items() if kind.makes_encoder}
-    if name not in by_name:
-        found = (
-            f"the run's objective is {name!r}"
-            if name
-            else "the metadata of the checkpoint has no config.objective.type"
-        )
-        *others, last = by_name
+    if name is None:
         raise UserError(
-            f"{source}: {found}; expected {', '.join(others)} or {last}; give the folder of such a "
-            "run"
+            f"{source}: the metadata of the checkpoint has no config.objective.type; give the "
+            "folder of a run of bert_jax"
         )
-    objective = by_name[name]
+    objective = make_objective(from_json(ObjectiveConfig, config, "objective"))
+    if not objective.makes_encoder:
+        raise UserError(
+            f"{source}: the run's objective is {name!r}, which trains no encoder; give the folder "
+            "of a run that pretrains or fine-tunes an encoder"
+        )
     if not objective.has_tasks:
         require_no_task(source, task)
-    return objective.trained_model(from_json(ObjectiveConfig, config, "objective"), params, task)
+    return objective.trained_model(params, task)
 
 
 def require_no_task(source: str, task: str | None) -> None:

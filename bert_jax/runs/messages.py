@@ -18,11 +18,6 @@ from bert_jax.runs.progress import format_duration
 
 logger = logging.getLogger(__name__)
 
-# Metrics of pretraining that are shown, in this order; report.html has the others.
-_PRETRAINING_METRICS = (
-    *("mlm_loss", "mlm_accuracy", "nsp_accuracy", "sop_accuracy", "sbo_accuracy"),
-    "loss",
-)
 _MAX_METRICS = 4
 
 
@@ -87,37 +82,56 @@ def log_truncation(split: str, num_truncated: int, num_examples: int, seq_length
 
 
 def log_evaluation(
-    step: int, metrics: Mapping[str, float], first_metrics: Sequence[str], best_metric: str | None
+    step: int,
+    metrics: Mapping[str, float],
+    first_metrics: Sequence[str],
+    shown_metrics: Sequence[str],
+    best_metric: str | None,
 ) -> None:
     """Logs the main metrics of an evaluation during training.
 
     Args:
       first_metrics: the names to show first, as far as they are in `metrics`.
+      shown_metrics: the names to show after them; () for all.
       best_metric: the metric whose value is the best so far; None if it is not.
     """
     remark = f" (best {_readable(best_metric)} so far)" if best_metric else ""
-    _log(f"evaluation after step {step}: {format_metrics(metrics, first_metrics)}{remark}")
+    text = format_metrics(metrics, first_metrics, shown_metrics)
+    _log(f"evaluation after step {step}: {text}{remark}")
 
 
-def log_results(folder: Path, report: Path, seconds: float) -> None:
+def log_results(
+    folder: Path, report: Path, seconds: float, shown_metrics: Sequence[str] = ()
+) -> None:
     """Logs the final metrics of each split, and where the report is.
 
     Args:
       seconds: wall time of this process.
+      shown_metrics: as in `format_metrics`.
     """
     file = folder / run_folder.EVALUATION
     results = list(_by_split(read_json_object(file) if file.exists() else {}))
     for name, metrics in results:
-        _log(f"final evaluation, {name or 'held-out'}: {format_metrics(metrics)}")
+        text = format_metrics(metrics, shown_metrics=shown_metrics)
+        _log(f"final evaluation, {name or 'held-out'}: {text}")
     if not results:
         _log("no final evaluation: no held-out text, and no labeled split besides train")
     _log(f"the run is complete ({format_duration(seconds)} in this process); report: {report}")
 
 
-def format_metrics(metrics: Mapping[str, float], first_metrics: Sequence[str] = ()) -> str:
-    """Returns the main metrics as text, such as "mlm loss 5.0620, mlm accuracy 0.1810"."""
-    others = _PRETRAINING_METRICS if "mlm_loss" in metrics else tuple(metrics)
-    names = [name for name in dict.fromkeys((*first_metrics, *others)) if name in metrics]
+def format_metrics(
+    metrics: Mapping[str, float],
+    first_metrics: Sequence[str] = (),
+    shown_metrics: Sequence[str] = (),
+) -> str:
+    """Returns the main metrics as text, such as "mlm loss 5.0620, mlm accuracy 0.1810".
+
+    Args:
+      first_metrics: the names that come first.
+      shown_metrics: the names that follow, as `Objective.shown_metrics`; () for all of `metrics`.
+    """
+    names = dict.fromkeys((*first_metrics, *(shown_metrics or metrics)))
+    names = [name for name in names if name in metrics]
     names = names[:_MAX_METRICS]
     return ", ".join(f"{_readable(name)} {metrics[name]:.4f}" for name in names)
 

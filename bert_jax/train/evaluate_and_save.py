@@ -90,6 +90,7 @@ class Evaluate:
 
     Args:
       hooks: those that log metrics also log the results of the evaluation.
+      shown_metrics: the metrics that messages show; see `Objective`.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class Evaluate:
         history: EvaluationHistory,
         hooks: Sequence[Hook],
         meter: TrainingMeter,
+        shown_metrics: Sequence[str] = (),
     ):
-        self._evaluator, self._train = evaluator, train
+        self._evaluator, self._train, self._shown_metrics = evaluator, train, shown_metrics
         self._history, self._meter = history, meter
         self._metric_logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, TensorBoard))]
 
@@ -144,6 +146,7 @@ class Evaluate:
             step,
             metrics,
             [*first_metrics, *self._evaluator.known_metrics],
+            self._shown_metrics,
             best_metric=checkpoints.best_metric if best.step == step else None,
         )
 

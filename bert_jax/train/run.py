@@ -135,7 +135,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                     barrier(f"the data of phase {index + 1}")
                 state_hooks: list[StateHook] = [save]
                 if evaluator is not None:
-                    evaluate = Evaluate(evaluator, train, history, hooks, meter)
+                    shown = objective.shown_metrics
+                    evaluate = Evaluate(evaluator, train, history, hooks, meter, shown)
                     # Before the step is compiled, so that a wrong name is reported at once.
                     evaluate.check_best_metric(state["params"])
                     state_hooks.insert(0, evaluate)  # a checkpoint has its step's evaluation
@@ -165,7 +166,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             workload.on_train_end(objective, state["params"], mesh, folder, int(state["step"]))
         attempt.end("complete" if last_step >= train.steps else "stopped early")
         if jax.process_index() == 0:
-            log_results(folder, folder / run_folder.REPORT, time.monotonic() - started)
+            seconds, report = time.monotonic() - started, folder / run_folder.REPORT
+            log_results(folder, report, seconds, objective.shown_metrics)
     return EXIT_DONE
 
 

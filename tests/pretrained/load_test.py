@@ -79,7 +79,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_step(model, tmp_path, cap
 
 def test_run_of_an_unknown_objective_is_refused(model, tmp_path):
     run = write_run(tmp_path / "run", model, objective=CausalLM(model=model.config))
-    with pytest.raises(UserError, match="objective is 'CausalLM'; expected Pretraining"):
+    with pytest.raises(UserError, match="objective is 'CausalLM', which trains no encoder"):
         load_encoder(run)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.runs import messages
 
 
@@ -61,8 +62,10 @@ def test_results_of_every_split_and_the_report_are_logged(caplog, tmp_path):
 def test_metrics_of_pretraining_have_an_order():
     metrics = {"padding_share": 0.1, "nsp_accuracy": 0.5, "loss": 7.0, "mlm_loss": 6.25}
     text = "mlm loss 6.2500, nsp accuracy 0.5000, loss 7.0000"
-    assert messages.format_metrics(metrics) == text
-    assert messages.format_metrics(metrics, ["loss"]).startswith("loss 7.0000, mlm loss")
+    shown = PretrainingObjective.shown_metrics
+    assert messages.format_metrics(metrics, shown_metrics=shown) == text
+    assert messages.format_metrics(metrics, ["loss"], shown).startswith("loss 7.0000, mlm loss")
+    assert messages.format_metrics({"a": 1.0, "b": 2.0}) == "a 1.0000, b 2.0000"
 
 
 def test_truncated_examples_are_counted(caplog):

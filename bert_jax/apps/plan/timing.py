@@ -29,7 +29,8 @@ import numpy as np
 from bert_jax.apps.plan.inputs import Inputs
 from bert_jax.apps.plan.memory import StateBytes
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import Seq2Seq
+from bert_jax.objectives.base import BatchSizes
+from bert_jax.objectives.make import make_objective
 from bert_jax.parallel.tpu_slices import Slice
 from bert_jax.train.flops import step_flops
 
@@ -71,10 +72,19 @@ def step_time(
 ) -> StepTime:
     """Estimates the time of one step of a phase."""
     objective = experiment.objective
-    flops = tokens = 0.0
+    made, phase = make_objective(objective), inputs.phase
+    flops = tokens = num_vectors = 0.0
     for sizes, fraction in zip(inputs.shapes, inputs.step_fractions, strict=True):
         flops += fraction * model_flops(experiment, inputs, sizes, state.lowest_trainable_layer)
         tokens += fraction * inputs.num_sequences * sizes["L"]
+        num_vectors += fraction * made.summed_vectors(
+            BatchSizes(
+                examples=phase.batch_size,
+                sequences=inputs.num_sequences,
+                length=sizes["L"],
+                target_length=phase.target_length,
+            )
+        )
     # The forward pass is a third of the FLOPs, and remat computes it twice.
     remat_factor = 1.0 if objective.compute.remat == "none" else 4 / 3
     hbm_bytes = 2 * (state.parameters + state.optimizer) + state.gradients
@@ -83,9 +93,7 @@ def step_time(
         tokens=tokens,
         compute=remat_factor * flops / (mfu * tpu_slice.bf16_flops),
         gradient_comm=_gradient_comm(experiment, inputs, state, tpu_slice),
-        activation_comm=_activation_comm(
-            experiment, tpu_slice, tokens, inputs.num_sequences * inputs.phase.target_length
-        ),
+        activation_comm=_activation_comm(experiment, tpu_slice, num_vectors),
         optimizer=hbm_bytes / tpu_slice.generation.device_bandwidth,
     )
 
@@ -124,24 +132,15 @@ def _gradient_comm(
     return link_bytes / (link_axes(tpu_slice) * tpu_slice.generation.link_bytes_per_second)
 
 
-def _activation_comm(
-    experiment: Experiment, tpu_slice: Slice, tokens: float, target_tokens: int
-) -> float:
+def _activation_comm(experiment: Experiment, tpu_slice: Slice, num_vectors: float) -> float:
     if experiment.train.tuning.features == "cached":
         return 0.0
     objective, (data, fsdp, _) = (
         experiment.objective,
         experiment.mesh.axis_sizes(tpu_slice.devices),
     )
-    if isinstance(objective, Seq2Seq):
-        model = objective.model
-        reduced_tokens = (4 * model.num_encoder_layers + 1) * tokens
-        reduced_tokens += 6 * model.num_decoder_layers * target_tokens
-    else:
-        model = objective.model
-        reduced_tokens = 4 * model.num_applied_layers * tokens
     itemsize = np.dtype(objective.compute.dtype).itemsize
-    reduced_bytes = reduced_tokens / (data * fsdp) * model.hidden_size * itemsize
+    reduced_bytes = num_vectors / (data * fsdp) * objective.model.hidden_size * itemsize
     link_bytes = 2 * _bytes_leaving_chip(experiment, tpu_slice)[2] * reduced_bytes
     return link_bytes / tpu_slice.generation.link_bytes_per_second
 
