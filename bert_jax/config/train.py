@@ -273,6 +273,12 @@ class Phase:
         predictions = self.max_predictions_per_seq
         check_range(f"{phase} max_predictions_per_seq", predictions, at_least=0)
         check_range(f"{phase} target_length", self.target_length, at_least=0)
+        if predictions > self.seq_length:
+            raise ConfigError(
+                f"{phase} max_predictions_per_seq is {predictions}, but seq_length is "
+                f"{self.seq_length}; expected at most as many predictions as tokens: lower "
+                "max_predictions_per_seq or raise seq_length"
+            )
         if remainder := self.batch_size % self.gradient_accumulation_steps:
             smaller = self.batch_size - remainder
             larger = smaller + self.gradient_accumulation_steps

@@ -21,6 +21,8 @@ from bert_jax.params.functional import Params
 from bert_jax.params.paths import ADAPTER
 
 HEADS, LOG_VARIANCE = "heads", "log_variance"
+EXAMPLE_FRACTION = "example_fraction"
+"""Metric of each task: the fraction of the examples of a batch that belong to it."""
 SHARED = ("encoder", ADAPTER)
 """Names of what all tasks share; there is an adapter only if the run trains one."""
 
@@ -122,6 +124,9 @@ class MultiTaskObjective(Objective):
             key = None if heads_key is None else jax.random.fold_in(heads_key, task_id)
             weighted_loss, task_metrics = task.head_loss(networks[name], hidden, task_batch, key)
             task_loss = weighted_loss.total / loss_denominators[f"{name}/loss"]
+            task_metrics[EXAMPLE_FRACTION] = WeightedMean(
+                jnp.sum(task_batch["example_weights"]), jnp.sum(batch["example_weights"])
+            )
             match self.config.weighting:
                 case UniformWeighting():
                     loss += task_loss

@@ -6,7 +6,7 @@ only. Hooks that may stop the run (`SpikeGuard`) exist on every process, so that
 
 import math
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from bert_jax.errors import UserError
+from bert_jax.objectives.multi_task import EXAMPLE_FRACTION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,16 +157,38 @@ SMALLEST_SPIKE = 0.5
 vary by any factor from batch to batch."""
 
 
+def _losses_by_task(metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Returns the fraction of the batch and the mean loss of each task that has examples in it.
+
+    A run of one task has the name "".
+    """
+    suffix = f"/{EXAMPLE_FRACTION}"
+    fractions = {
+        name.removesuffix(suffix): value for name, value in metrics.items() if name.endswith(suffix)
+    }
+    if not fractions:
+        return {"": (1.0, metrics["loss"])}
+    return {
+        task: (fraction, metrics[f"{task}/loss"])
+        for task, fraction in fractions.items()
+        if fraction > 0
+    }
+
+
 class SpikeGuard:
-    """Stops the run when the loss is not finite or stays far above its running median.
+    """Stops the run when the loss is not finite or stays far above its running mean.
+
+    In a run of several tasks there is a mean for each task, and the means are weighted by the
+    tasks' fractions of the batch: what a normal loss is depends on the tasks of the examples.
 
     Args:
       every: steps between checks; each check waits for the device.
       last_good_step: returns the step of the newest valid checkpoint, or None.
-      factor: a check fails if the loss is above `factor` times the running median, and above
+      factor: a check fails if the loss is above `factor` times the running mean, and above
         SMALLEST_SPIKE.
-      patience: number of consecutive failed checks that stops the run.
-      window: number of checks that the median is computed over; failed ones are left out.
+      patience: number of consecutive failed checks that stops the run. Of the small batches of a
+        regression every tenth may fail a check, so three in a row would be found in a long run.
+      window: number of checks that the mean is computed over.
     """
 
     def __init__(
@@ -174,14 +197,14 @@ class SpikeGuard:
         every: int,
         last_good_step: Callable[[], int | None],
         factor: float = 2.0,
-        patience: int = 3,
+        patience: int = 5,
         window: int = 50,
     ):
         self.every = every
         self._last_good_step = last_good_step
         self._factor, self._patience = factor, patience
-        self._losses: deque[float] = deque(maxlen=window)
-        self._num_bad_checks = 0
+        self._losses_of_task: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=window))
+        self._new_checks: list[dict[str, float]] = []
         self._last_good_event: StepEvent | None = None
 
     def __call__(self, event: StepEvent) -> None:
@@ -190,20 +213,35 @@ class SpikeGuard:
         Raises:
           TrainingHalted: the message names the step, the examples and the last valid checkpoint.
         """
-        loss = event.metrics["loss"]
-        if not math.isfinite(loss):
-            raise TrainingHalted(f"the loss is {loss} {self._describe_event(event)}")
-        median = statistics.median(self._losses) if self._losses else loss
-        if loss <= max(self._factor * median, SMALLEST_SPIKE):
-            # Failed checks are left out, or a diverged loss would become the new median.
-            self._losses.append(loss)
-            self._num_bad_checks, self._last_good_event = 0, event
-            return
-        self._num_bad_checks += 1
-        if self._num_bad_checks >= self._patience:
+        if not math.isfinite(event.metrics["loss"]):
             raise TrainingHalted(
-                f"the loss is {loss:.4g}, above {self._factor:g} times its running median "
-                f"{median:.4g} in {self._num_bad_checks} consecutive checks, "
+                f"the loss is {event.metrics['loss']} {self._describe_event(event)}"
+            )
+        tasks, loss, mean = _losses_by_task(event.metrics), 0.0, 0.0
+        usual_losses: dict[str, float] = {}
+        for task, (fraction, task_loss) in tasks.items():
+            # The first loss of a task has nothing to be compared with.
+            usual_losses[task] = statistics.fmean(self._losses_of_task.get(task) or (task_loss,))
+            loss += fraction * task_loss
+            mean += fraction * usual_losses[task]
+        # One outlier must not hide a divergence after it, so it counts as twice the limit at most.
+        self._new_checks.append(
+            {
+                task: min(task_loss, 2 * self._factor * usual_losses[task])
+                for task, (_, task_loss) in tasks.items()
+            }
+        )
+        if loss <= max(self._factor * mean, SMALLEST_SPIKE):
+            # Only now do the failed checks before count: if the loss had diverged, it would have
+            # become the new mean. Without them, the mean of a noisy loss would fall and fall.
+            for check in self._new_checks:
+                for task, task_loss in check.items():
+                    self._losses_of_task[task].append(task_loss)
+            self._new_checks, self._last_good_event = [], event
+        elif len(self._new_checks) >= self._patience:
+            raise TrainingHalted(
+                f"the loss is {loss:.4g}, above {self._factor:g} times its running mean "
+                f"{mean:.4g} in {len(self._new_checks)} consecutive checks, "
                 f"{self._describe_event(event)}"
             )
 

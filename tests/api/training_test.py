@@ -14,6 +14,7 @@ from bert_jax.apps.testing.models import small_model
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.pretrained.load import LoadedModel
 
 ROWS = [{"text": "a net", "label": "work"}, {"text": "the sea", "label": "rest"}] * 12
 
@@ -98,7 +99,8 @@ def test_pretrain_takes_an_experiment_or_a_recipe(tmp_path):
         "tiny", str(tiny_corpus), two_length_phases(4), num_hidden_layers=1
     )
     trained = bert_jax.pretrain(experiment, run=tmp_path / "run")
-    assert trained.complete and trained.model.config == experiment.objective.model
+    assert trained.complete and isinstance(trained.model, LoadedModel)
+    assert trained.model.config == experiment.objective.model
     with pytest.raises(ConfigError, match="an Experiment is complete"):
         bert_jax.pretrain(experiment, run=tmp_path / "run", steps=3)
     recipe = Path(__file__).parents[1] / "helpers" / "tiny_recipe.py"

@@ -54,6 +54,13 @@ def test_number_out_of_range_is_refused_before_any_work(assignment):
         override(experiment, [assignment])
 
 
+def test_more_predictions_than_tokens_are_refused():
+    message = "max_predictions_per_seq is 17, but seq_length is 16"
+    with pytest.raises(ConfigError, match=message):
+        Phase(steps=1, seq_length=16, batch_size=1, max_predictions_per_seq=17)
+    Phase(steps=1, seq_length=16, batch_size=1, max_predictions_per_seq=16)
+
+
 def test_numbers_of_evaluation_and_epochs_are_checked():
     for field in ("eval_every", "num_examples", "batch_size"):
         with pytest.raises(ConfigError, match=f"train.evaluation.{field} is 0"):

@@ -147,6 +147,7 @@ def test_task_without_examples_contributes_nothing():
     found, losses = whole(program(), parameters(), mixed(names=("rte", "conll")))
     assert_is_sum_of(found, {"rte": 3 / 8, "conll": 5 / 8})
     assert losses.metrics["stsb/loss"].weight == 0
+    assert losses.metrics["stsb/example_fraction"].total == 0
     assert all(np.isfinite(leaf).all() for leaf in paths.flatten(found).values())
     empty, nothing = whole(program(), parameters(), mixed(names=()))
     assert nothing.loss == 0 and not any(leaf.any() for leaf in paths.flatten(empty).values())

@@ -227,7 +227,7 @@ def test_load_model_reads_encoder_decoders_which_other_classes_refuse(model):
         lambda model: AdapterSet(model, adapters),
     ):
         with pytest.raises(
-            UserError, match=r"is an encoder-decoder \(t5\), so it cannot .*Generator"
+            UserError, match=r"is an encoder-decoder \(T5\), so it cannot .*Generator"
         ):
             refuse(read)
     for arguments, message in (

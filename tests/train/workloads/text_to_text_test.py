@@ -129,7 +129,7 @@ def test_glue_mixture_on_two_hosts_one_of_them_stopped(folder: Path, tmp_path: P
     [
         (["--truncation=windows"], "--truncation is not an option of text2text"),
         (["--method=lora"], "--method is not an option of text2text"),
-        (["--target", "a", "b"], "--source article --target summary; found 2: a, b"),
+        (["--target", "a", "b"], "--source article --target summary; found 3: color, a, b"),
         (["--frozen-encoder"], "--frozen-encoder is not an option of text2text"),
         (["--config=x"], "expected one of them"),
         (["--label=color"], "--label is not an option of text2text"),
