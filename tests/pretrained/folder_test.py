@@ -48,7 +48,7 @@ def test_a_path_without_a_model_names_the_nearest_one(tmp_path):
         resolve_model_folder(tmp_path / "exportd")
 
 
-NAME = "org/absent"
+NAME = "models/org/absent"  # no name of a model of the hub
 READERS = {
     "load_model": bert_jax.load_model,
     "load_model_or_tf1": load_model_or_tf1,
