@@ -194,8 +194,12 @@ def test_non_finite_loss_names_examples_and_checkpoint(corpora, tmp_path):
 
 def test_failed_start_blocks_no_other_and_stays_if_that_fails(corpora, tmp_path):
     folder, config = tmp_path / "run", override(experiment(corpora), ["train.evaluation=null"])
-    with pytest.raises(UserError, match="typo"):
-        run(dataclasses.replace(config, init_from=str(tmp_path / "typo")), folder)
+    with pytest.raises(UserError, match="absent: no such folder"):
+        run(dataclasses.replace(config, init_from=str(tmp_path / "absent")), folder)
+    assert not (folder / "config.json").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty: the folder has nothing"):
+        run(dataclasses.replace(config, init_from=str(tmp_path / "empty")), folder)
     before = (folder / "config.json").read_text()
     export(small_model(tmp_path / "words"), tmp_path / "other")
     with pytest.raises(UserError, match="have different vocabularies"):
