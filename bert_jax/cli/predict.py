@@ -38,6 +38,7 @@ examples:
   bert-jax predict runs/squad "Who wrote Emma?" "Jane Austen wrote Emma in 1815."
   bert-jax predict exported --file new.csv --text review --id key --output out.jsonl
   bert-jax predict runs/ner --file news.txt --format lines
+  bert-jax predict nli-model --zero-shot sports,politics "The match ended in a draw."
   bert-jax predict runs/all --task rte --pairs "It rains." "The street is wet."
 
 {MODEL_WITH_HEAD}
@@ -63,6 +64,11 @@ _GROUP_SIZE = 1024
 
 _files = partial(flag, group="files")
 _long = partial(flag, group="long texts")
+_zero = partial(flag, group="zero-shot classification")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +103,29 @@ class Arguments(EncodingArguments, PredictionArguments):
     window_overlap: int | None = _long(
         "TOKENS", "tokens that two consecutive windows have in common (default: as in training)"
     )
+    zero_shot: tuple[str, ...] | None = _zero(
+        "LABEL,LABEL",
+        "labels that the model, which was trained on entailment (MNLI, SNLI), has never seen",
+        type=_names,
+    )
+    hypothesis: str | None = _zero(
+        "TEXT", "text that a label makes, with {} in its place (default: This example is {}.)"
+    )
+    multi_label: bool = _zero(
+        "",
+        "several labels can be right, each with a probability of its own",
+        False,
+        action="store_true",
+    )
     allow_no_answer: bool | None = switch(
         "permission to predict that a question has no answer (default: as in training)", None
     )
 
     def __post_init__(self) -> None:
+        if self.zero_shot is None and (name := first_given(self, "hypothesis", "multi_label")):
+            raise ConfigError(f"{name} needs --zero-shot, the labels")
+        if self.zero_shot is not None and self.pairs:
+            raise ConfigError("--pairs and --zero-shot: expected one of them")
         if self.texts and self.file:
             raise ConfigError("TEXT and --file are both given; expected one of them")
         if not self.file and first_given(self, "format", *_COLUMNS):
@@ -112,9 +136,19 @@ def run(args: Arguments) -> None:
     """Writes one JSON line for each input, in order."""
     from tqdm import tqdm
 
+    from bert_jax.predict.zero_shot import DEFAULT_HYPOTHESIS, ZeroShotClassifier
+
     if args.output:
         check_writable(Path(args.output))
-    predictor = load_predictor(args, "task", {name: getattr(args, name) for name in _SETTINGS})
+    settings = {name: getattr(args, name) for name in _SETTINGS}
+    predictor: Any = load_predictor(args, "task", settings)
+    if args.zero_shot is not None:
+        predictor = ZeroShotClassifier(
+            predictor,
+            args.zero_shot,
+            hypothesis=args.hypothesis or DEFAULT_HYPOTHESIS,
+            multi_label=args.multi_label,
+        )
     groups, total = _grouped_inputs(args, predictor)
     num_predictions = 0
     # On one terminal, a progress bar and output lines would overwrite each other.

@@ -39,6 +39,7 @@ class Predictor:
 
     Attributes:
       kind: the kind of task of the model.
+      labels: the class names of the model, if it has any.
       max_length: maximum number of tokens in a sequence.
       num_truncated: number of inputs so far that were not read completely.
     """
@@ -88,7 +89,7 @@ class Predictor:
         head, settings = require_head(model), self._processor.settings
         check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
         self.kind, self.max_length = self._processor.kind, self._processor.max_length
-        self.num_truncated = 0
+        self.num_truncated, self.labels = 0, self._processor.labels
         # Batches have the lengths of training, so that evaluation in a run and prediction compute
         # the same.
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
@@ -171,6 +172,22 @@ class Predictor:
         self.num_truncated += prepared.features.num_truncated
         outputs = self._run_model(prepared.features, on_progress) if prepared.examples else {}
         return processor.records(prepared, outputs)
+
+    def logits(
+        self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None = None
+    ) -> np.ndarray:
+        """Computes the logits of inputs of a classifier, float32 [n, C].
+
+        Args:
+          inputs: as in `__call__`; none may be empty.
+          on_progress: as in `__call__`.
+        """
+        if not inputs:
+            return np.zeros((0, len(self.labels)), np.float32)
+        prepared = self._processor.prepare(inputs)
+        self.num_truncated += prepared.features.num_truncated
+        outputs = self._run_model(prepared.features, on_progress)
+        return self._processor.decode(prepared.examples, prepared.features, outputs)
 
     def evaluate(
         self, task: Task, split: str, on_progress: Callable[[int], object] | None = None
