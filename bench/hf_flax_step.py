@@ -17,8 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import BertConfig, FlaxBertForPreTraining  # type: ignore[attr-defined]
 
-from bench.tpu_estimate import compile_report
-from bert_jax.apps.plan.compile import topology
+from bert_jax.apps.plan.compile import compile_report, topology
 from bert_jax.parallel.tpu_slices import find_slice
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.tpu_estimate import CompiledEstimate, compile_phase, estimate_compiled
+from bench.tpu_estimate import CompiledEstimate, estimate_compiled, estimate_phase
 from bert_jax.apps.plan.compile import compiler_versions, run_worker
 from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.config.experiment import Experiment
@@ -89,7 +89,7 @@ def compile_variant(
     if variant == "hf-flax":
         return compile_hf_flax(experiment, args.phase, size, name, args.hf_python)
     inputs = make_inputs(experiment)[args.phase]
-    return compile_phase(experiment, inputs, args.phase, find_slice(name))
+    return estimate_phase(experiment, inputs, args.phase, find_slice(name))
 
 
 def compile_hf_flax(

@@ -15,41 +15,30 @@ Both add the time of the collectives without overlap: their bytes over the links
 (`timing.py`).
 """
 
-import gzip
 import hashlib
 import inspect
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import Any
-
-import jax
-import numpy as np
 
 from bench import tpu_kernel_schedule
 from bench.tpu_hlo import read_costs
 from bert_jax.apps.plan.compile import (
-    OUT_OF_MEMORY,
     cache_folder,
+    compiler_report,
     compiler_versions,
-    lower,
-    memory_line,
     run_worker_module,
-    topology,
 )
 from bert_jax.apps.plan.inputs import Inputs
 from bert_jax.apps.plan.memory import state_bytes
 from bert_jax.apps.plan.timing import link_axes, model_flops
-from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.io.atomic_io import atomic_write
 from bert_jax.models.layers import dropout, pallas_attention, pallas_attention_kernels
-from bert_jax.parallel.tpu_slices import Slice, find_slice
+from bert_jax.parallel.tpu_slices import Slice
 
 COPY_OVERCOUNT = {"copy": 4, "slice": 3}
 """How many times XLA's `optimal_seconds` counts the bytes of a copy to or from on-chip memory."""
@@ -117,7 +106,7 @@ def estimate_compiled(
     *,
     attention_kernel_seconds: tuple[float, float] = (0.0, 0.0),
 ) -> CompiledEstimate:
-    """Estimates times from the report of `compile_worker.compile_report`.
+    """Estimates times from the report of `compile_report`.
 
     Args:
       report: the compiler's report.
@@ -212,42 +201,19 @@ def _link_bytes_per_result_byte(kind: str, chips: int, devices: int) -> float:
             return fraction
 
 
-def compile_phase(
-    experiment: Experiment,
-    inputs: Inputs,
-    phase_index: int,
-    tpu_slice: Slice,
-    cache: Path | None = None,
+def estimate_phase(
+    experiment: Experiment, inputs: Inputs, phase_index: int, tpu_slice: Slice
 ) -> CompiledEstimate:
-    """Compiles the train step for a phase's longest batch, or reads the cached result.
+    """Compiles the train step for a phase's longest batch and estimates its memory and times.
 
-    Args:
-      experiment: the run's config.
-      inputs: the batch fields and shapes of the phase.
-      phase_index: the phase's index in `train.phases`.
-      tpu_slice: the slice to compile for.
-      cache: the folder of cached results (default: `cache_folder()`).
-
-    Raises:
-      UserError: libtpu is not installed, or the compiler failed for a reason other than memory.
+    The arguments and errors are as for `compiler_report`.
     """
-    cache = cache or cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    request = {
-        "experiment": to_json(experiment),
-        "slice": tpu_slice.name,
-        "phase": phase_index,
-        "fields": list(inputs.fields),
-        "sizes": inputs.shapes[-1],
-        "cache": str(cache),
-    }
-    report_file = Path(json.loads(run_worker_module("bench.tpu_estimate", request)))
-    report = json.loads(gzip.decompress(report_file.read_bytes()))
+    report = compiler_report(experiment, inputs, phase_index, tpu_slice)
     kernels = (0.0, 0.0)
     if report["out_of_memory"] is None and (
         kernel_runs := _attention_kernel_runs(report["text"])
     ) != (0, 0):
-        kernels = _attention_seconds(experiment, inputs, tpu_slice, kernel_runs, cache)
+        kernels = _attention_seconds(experiment, inputs, tpu_slice, kernel_runs)
     lowest_trainable_layer = state_bytes(experiment, tpu_slice.devices).lowest_trainable_layer
     flops = model_flops(experiment, inputs, inputs.shapes[-1], lowest_trainable_layer)
     return estimate_compiled(report, tpu_slice, flops, attention_kernel_seconds=kernels)
@@ -266,7 +232,6 @@ def _attention_seconds(
     inputs: Inputs,
     tpu_slice: Slice,
     kernel_runs: tuple[int, int],
-    cache: Path,
 ) -> tuple[float, float]:
     """Estimates the seconds of a step's attention kernels on one device: (schedule, roofline)."""
     objective, generation = experiment.objective, tpu_slice.generation
@@ -285,7 +250,9 @@ def _attention_seconds(
         for each in (pallas_attention, pallas_attention_kernels, dropout, tpu_kernel_schedule)
     ]
     identity = json.dumps([request, sources, compiler_versions()])
-    cache_file = cache / f"attention-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    cache_file = (
+        cache_folder() / f"attention-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    )
     if not cache_file.exists():
         atomic_write(cache_file, run_worker_module("bench.tpu_kernel_schedule", request))
     bundles = json.loads(cache_file.read_text(encoding="utf-8"))
@@ -307,59 +274,3 @@ def _attention_seconds(
     return max(cycles / generation.clock_hz, memory_seconds), max(
         flops / generation.device_flops, memory_seconds
     )
-
-
-def compile_report(lowered: Any) -> dict[str, Any]:
-    """Compiles a lowered train step and reports its memory, cost, and scheduled program.
-
-    Returns:
-      {"out_of_memory": the compiler's message} if it does not fit, else {"out_of_memory": None,
-      "peak_bytes": the peak memory of one device, "optimal_seconds": from XLA's cost analysis,
-      "text": the scheduled program}.
-    """
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if OUT_OF_MEMORY not in str(error):
-            raise
-        return {"out_of_memory": memory_line(str(error))}
-    analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    analysis = analysis[0] if isinstance(analysis, list) else analysis
-    return {
-        "out_of_memory": None,
-        "peak_bytes": memory.peak_memory_in_bytes,
-        "optimal_seconds": analysis.get("optimal_seconds", 0.0),
-        "text": compiled.as_text(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of the packages that determine the compiled program."""
-    return {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
-
-
-def main() -> int:
-    """Reads the request, compiles or finds the cached report, and writes the report's path.
-
-    The report holds the whole text of the program, so that a change in how the text is read does
-    not require a new compilation.
-    """
-    request = json.load(sys.stdin)
-    experiment = from_json(Experiment, request["experiment"], "the request")
-    tpu_slice = find_slice(request["slice"])
-    devices = topology(tpu_slice).devices
-    if len(devices) != tpu_slice.devices:
-        raise RuntimeError(f"libtpu has {len(devices)} devices for {tpu_slice.name}")
-    lowered = lower(experiment, request, np.asarray(devices).reshape(-1).tolist())
-    identity = json.dumps([lowered.as_text(), tpu_slice.name, versions()])
-    name = hashlib.sha256(identity.encode()).hexdigest()[:24]
-    report_file = Path(request["cache"]) / f"{name}.json.gz"
-    if not report_file.exists():
-        content = {**compile_report(lowered), "slice": tpu_slice.name, "versions": versions()}
-        atomic_write(report_file, gzip.compress(json.dumps(content).encode()))
-    Path(request["output"]).write_text(json.dumps(str(report_file)), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,12 +1,13 @@
 """Compiles the train step of a phase with libtpu for a TPU slice, and reads its peak memory.
 
 libtpu contains XLA's compiler for every TPU generation, so no TPU is needed. It reads environment
-variables before JAX starts: `compile_phase` runs this module as a subprocess, with the request as
-JSON on standard input. Results are cached under a hash of the lowered program, the slice, and the
+variables before JAX starts: `compiler_report` runs this module as a subprocess, with the request as
+JSON on standard input. Reports are cached under a hash of the lowered program, the slice, and the
 versions of JAX and libtpu.
 """
 
 import dataclasses
+import gzip
 import hashlib
 import importlib.util
 import json
@@ -64,35 +65,48 @@ class CompiledEstimate:
 
 
 def compile_phase(
+    experiment: Experiment, inputs: Inputs, phase_index: int, tpu_slice: Slice
+) -> CompiledEstimate:
+    """Compiles the train step for a phase's longest batch and returns the memory that it needs.
+
+    The arguments and errors are as for `compiler_report`.
+    """
+    report = compiler_report(experiment, inputs, phase_index, tpu_slice)
+    return CompiledEstimate(
+        out_of_memory=report["out_of_memory"], peak_bytes=report.get("peak_bytes", 0)
+    )
+
+
+def compiler_report(
     experiment: Experiment,
     inputs: Inputs,
     phase_index: int,
     tpu_slice: Slice,
-    cache: Path | None = None,
-) -> CompiledEstimate:
-    """Compiles the train step for a phase's longest batch, or reads the cached result.
+) -> dict[str, Any]:
+    """Compiles the train step for a phase's longest batch, or reads the cached report.
 
     Args:
       experiment: the run's config.
       inputs: the batch fields and shapes of the phase.
       phase_index: the phase's index in `train.phases`.
       tpu_slice: the slice to compile for.
-      cache: the folder of cached results (default: `cache_folder()`).
+
+    Returns:
+      The report of `compile_report`.
 
     Raises:
       UserError: libtpu is not installed, or the compiler failed for a reason other than memory.
     """
-    cache = cache or cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
+    cache_folder().mkdir(parents=True, exist_ok=True)
     request = {
         "experiment": to_json(experiment),
         "slice": tpu_slice.name,
         "phase": phase_index,
         "fields": list(inputs.fields),
         "sizes": inputs.shapes[-1],
-        "cache": str(cache),
     }
-    return CompiledEstimate(**json.loads(run_worker_module("bert_jax.apps.plan.compile", request)))
+    report_file = Path(json.loads(run_worker_module("bert_jax.apps.plan.compile", request)))
+    return json.loads(gzip.decompress(report_file.read_bytes()))
 
 
 def largest_batch(
@@ -227,26 +241,42 @@ def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
         return setup.lower_step(phase, tuple(request["fields"]), request["sizes"])
 
 
-def read_memory(lowered: Any) -> dict[str, Any]:
-    """Compiles a lowered train step and returns the fields of a `CompiledEstimate`."""
+def compile_report(lowered: Any) -> dict[str, Any]:
+    """Compiles a lowered train step and reports its memory, cost, and scheduled program.
+
+    Returns:
+      {"out_of_memory": the compiler's message} if it does not fit, else {"out_of_memory": None,
+      "peak_bytes": the peak memory of one device, "optimal_seconds": from XLA's cost analysis,
+      "text": the scheduled program}. The times are estimated from the last two by
+      `bench/tpu_estimate.py`.
+    """
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if OUT_OF_MEMORY not in str(error):
             raise
-        return {"out_of_memory": memory_line(str(error))}
-    memory = compiled.memory_analysis()
-    return {"out_of_memory": None, "peak_bytes": memory.peak_memory_in_bytes}
+        return {"out_of_memory": _memory_line(str(error))}
+    analysis = compiled.cost_analysis()
+    return {
+        "out_of_memory": None,
+        "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
+        "optimal_seconds": analysis.get("optimal_seconds", 0.0),
+        "text": compiled.as_text(),
+    }
 
 
-def memory_line(message: str) -> str:
+def _memory_line(message: str) -> str:
     """Returns the line of the compiler's message that says by how much memory is exceeded."""
     lines = [line.strip() for line in message.splitlines() if "exceed" in line or "Ran out" in line]
     return lines[0] if lines else message.splitlines()[0]
 
 
 def main() -> int:
-    """Reads the request, compiles unless the result is cached, and writes the result."""
+    """Reads the request, compiles unless the report is cached, and writes the report's path.
+
+    The report holds the whole text of the program, so that a change in how the text is read does
+    not require a new compilation.
+    """
     request = json.load(sys.stdin)
     experiment = from_json(Experiment, request["experiment"], "the request")
     tpu_slice = find_slice(request["slice"])
@@ -256,10 +286,10 @@ def main() -> int:
     lowered = lower(experiment, request, np.asarray(devices).reshape(-1).tolist())
     identity = json.dumps([lowered.as_text(), tpu_slice.name, compiler_versions()])
     name = hashlib.sha256(identity.encode()).hexdigest()[:24]
-    result_file = Path(request["cache"]) / f"{name}.json"
-    if not result_file.exists():
-        atomic_write(result_file, json.dumps(read_memory(lowered)))
-    Path(request["output"]).write_text(result_file.read_text(encoding="utf-8"), encoding="utf-8")
+    report_file = cache_folder() / f"{name}.json.gz"
+    if not report_file.exists():
+        atomic_write(report_file, gzip.compress(json.dumps(compile_report(lowered)).encode()))
+    Path(request["output"]).write_text(json.dumps(str(report_file)), encoding="utf-8")
     return 0
 
 

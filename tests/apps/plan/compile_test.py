@@ -28,23 +28,28 @@ def planned(*changes: str):
     return experiment, make_inputs(experiment)
 
 
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @needs_libtpu
 @pytest.mark.slow
 def test_compile_phase_fits_and_is_cached(tmp_path):
     experiment, inputs = planned("objective.compute.attention=pallas")
-    found = compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
+    found = compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"))
     assert found.out_of_memory is None and found.peak_bytes > 0
     # The second call compiles nothing: the result is in the cache.
-    written = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
-    assert compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path) == found
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == written
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.gz")}
+    assert compile_phase(experiment, inputs[0], 0, find_slice("v5e-16")) == found
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.gz")} == written
 
 
 @needs_libtpu
 @pytest.mark.slow
-def test_compile_phase_reports_out_of_memory(tmp_path):
+def test_compile_phase_reports_out_of_memory():
     experiment, inputs = planned("train.phases.1.batch_size=65536")
-    found = compile_phase(experiment, inputs[1], 1, find_slice("v2-32"), tmp_path)
+    found = compile_phase(experiment, inputs[1], 1, find_slice("v2-32"))
     assert found.out_of_memory is not None and "exceed" in found.out_of_memory
 
 
@@ -65,11 +70,11 @@ def test_describe_compiled_with_and_without_fit():
     assert entry["largest_batch_sizes"] == [512, 16] and json.dumps(entry)
 
 
-def test_missing_libtpu_error_names_the_extra(monkeypatch, tmp_path):
+def test_missing_libtpu_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda name: None)
     experiment, inputs = planned()
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
-        compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
+        compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"))
 
 
 GIB = 2**30
