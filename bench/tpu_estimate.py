@@ -37,7 +37,7 @@ from bert_jax.apps.plan.timing import link_axes, model_flops
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.io.atomic_io import atomic_write
-from bert_jax.models.layers import dropout, pallas_attention, pallas_attention_kernels
+from bert_jax.models.layers import dropout, pallas_attention
 from bert_jax.parallel.tpu_slices import Slice
 
 COPY_OVERCOUNT = {"copy": 4, "slice": 3}
@@ -245,10 +245,7 @@ def _attention_seconds(
         "dropout_rate": model.attention_probs_dropout_prob,
         "dtype": pallas_attention.operand_dtype(objective.compute.dtype, generation.device_kind),
     }
-    sources = [
-        inspect.getsource(each)
-        for each in (pallas_attention, pallas_attention_kernels, dropout, tpu_kernel_schedule)
-    ]
+    sources = [inspect.getsource(each) for each in (pallas_attention, dropout, tpu_kernel_schedule)]
     identity = json.dumps([request, sources, compiler_versions()])
     cache_file = (
         cache_folder() / f"attention-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"

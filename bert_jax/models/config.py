@@ -42,8 +42,6 @@ class TransformerConfig:
       sequence_classifier: the layers for classifying a sequence, also used for regression.
       multiple_choice_classifier: the layers for scoring one of several choices.
       span_classifier: the layers for answering questions.
-      supports_fused_attention: whether `"pallas"` applies, which has no bias on the scores;
-        without it, attention is always `"xla"`.
       missing_masked_lm_reason: why files of the family have no masked-LM head, if they have none.
       token_classifier: the layers for labeling every token, also used for answer spans.
       masked_lm_transform: the layers between the encoder and the masked-LM logits.
@@ -58,7 +56,6 @@ class TransformerConfig:
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     span_classifier: ClassVar[SpanClassifier] = "linear"
-    supports_fused_attention: ClassVar[bool] = True
     missing_masked_lm_reason: ClassVar[str] = ""
     token_classifier: ClassVar[TokenClassifier] = LinearClassifier()
     masked_lm_transform: ClassVar[MaskedLMTransform] = "own"

@@ -27,8 +27,8 @@ from bert_jax.models.adapters.prompt import check_prompt_length, refuse_packing
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.matmul import attention_context, attention_scores
+from bert_jax.models.layers.dropout import DropoutSeed
+from bert_jax.models.layers.matmul import attention_scores, softmax_attention
 from bert_jax.params.paths import LAYER_PREFIX
 
 _PREFIX_ENCODER = "encoder/prefix_encoder"
@@ -141,10 +141,8 @@ class PrefixAttention(nnx.Module):
         attended = mask.mask_BHQK()
         in_prefix = jnp.ones((*attended.shape[:-1], n), bool)
         attended = jnp.concatenate([in_prefix, attended], axis=-1)
-        scores = jnp.where(attended, scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1)
-        context = attention_context(dropout(weights, base.dropout_rate, dropout_seed), v)
-        output = base.output(context.astype(v.dtype).reshape(B, L, D))
+        context, weights = softmax_attention(scores, attended, v, base.dropout_rate, dropout_seed)
+        output = base.output(context.reshape(B, L, D))
         return output, weights if return_attention_weights else None
 
 

@@ -49,7 +49,6 @@ class DebertaV2Config(TransformerConfig):
         activation="gelu", input_dropout=False
     )
     replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = "first_token"
-    supports_fused_attention: ClassVar[bool] = False  # because of the relative positions
     missing_masked_lm_reason: ClassVar[str] = (
         "DeBERTa-v3 was pretrained to find replaced tokens, and the published files have no head "
         "for the encoder that predicts tokens"

@@ -26,7 +26,7 @@ from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import embedding, layer_norm, linear
-from bert_jax.models.layers.matmul import attention_context, attention_scores, position_scores
+from bert_jax.models.layers.matmul import attention_scores, position_scores, softmax_attention
 from bert_jax.models.layers.relative_bias import skew
 from bert_jax.models.layers.transformer import PostNormBlock
 
@@ -97,12 +97,13 @@ class DisentangledAttention(nnx.Module):
         # queries, and the ascending one for rows of keys.
         scores += skew(position_scores(q, relative_k[::-1]))
         scores += jnp.swapaxes(skew(position_scores(k, relative_q * scale)), -1, -2)
-        scores = jnp.where(mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min)
-        attention_weights = jax.nn.softmax(scores, axis=-1)
         rate = self.config.attention_probs_dropout_prob
-        context = attention_context(dropout(attention_weights, rate, dropout_seed), v)
-        context = context.astype(v.dtype).reshape(B, L, D)
-        return self.output(context), attention_weights if return_attention_weights else None
+        context, attention_weights = softmax_attention(
+            scores, mask.mask_BHQK(), v, rate, dropout_seed
+        )
+        return self.output(
+            context.reshape(B, L, D)
+        ), attention_weights if return_attention_weights else None
 
 
 def _second_seed(seed: DropoutSeed | None) -> DropoutSeed | None:

@@ -10,11 +10,11 @@ from flax import nnx
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers import pallas_attention
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.dropout import DropoutSeed
 from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.local_attention import local_attention
-from bert_jax.models.layers.matmul import attention_context, attention_scores
+from bert_jax.models.layers.matmul import attention_scores, softmax_attention
 
 
 @functools.partial(
@@ -163,11 +163,12 @@ class SelfAttention(nnx.Module):
         scores = attention_scores(q * jnp.asarray((D // self.num_heads) ** -0.5, q.dtype), k)
         if mask.bias is not None:
             scores += mask.bias
-        scores = jnp.where(mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min)
-        attention_weights = jax.nn.softmax(scores, axis=-1)
-        context = attention_context(dropout(attention_weights, self.dropout_rate, dropout_seed), v)
-        context = context.astype(v.dtype).reshape(B, L, D)
-        return self.output(context), attention_weights if return_attention_weights else None
+        context, attention_weights = softmax_attention(
+            scores, mask.mask_BHQK(), v, self.dropout_rate, dropout_seed
+        )
+        return self.output(
+            context.reshape(B, L, D)
+        ), attention_weights if return_attention_weights else None
 
 
 def _repeat_heads(x_BLG: jax.Array, width: int, head_width: int) -> jax.Array:

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.batch import BATCH_AXES
 from bert_jax.models.layers import pallas_attention
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.matmul import attention_context, attention_scores
+from bert_jax.models.layers.dropout import DropoutSeed
+from bert_jax.models.layers.matmul import attention_scores, softmax_attention
 
 Arrays = tuple[jax.Array, ...]
 SEED_ARG_INDEX = 6
@@ -84,11 +84,8 @@ def reference_attention(
     q, k, v = (x.reshape(head_shape) for x in (q, k, v))
     scores = attention_scores(q * jnp.asarray(head_shape[3] ** -0.5, q.dtype), k)
     mask = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
-    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
-    dropped_weights = dropout(
-        weights, attention_params.dropout_rate, seed if attention_params.dropout_rate else None
-    )
-    return attention_context(dropped_weights, v).astype(v.dtype).reshape(batch, length, width)
+    context, _ = softmax_attention(scores, mask, v, attention_params.dropout_rate, seed)
+    return context.reshape(batch, length, width)
 
 
 def _reference_forward(

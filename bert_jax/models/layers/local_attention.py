@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.models.layers.config import block_shape
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.matmul import attention_context, attention_scores
+from bert_jax.models.layers.dropout import DropoutSeed
+from bert_jax.models.layers.matmul import attention_scores, softmax_attention
 
 _OUTSIDE = -1
 """The segment id of positions before and after the sequence; real ids are not negative."""
@@ -97,8 +97,7 @@ def local_attention(
     k, v, k_ids = map(merge_blocks, windows)
     mask = band & (q_ids[:, :, None] == k_ids[:, None, :])
     scores = attention_scores(q * jnp.asarray(width**-0.5, q.dtype), k)  # [B x N, H, block, window]
-    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
-    context = attention_context(dropout(weights, dropout_rate, dropout_seed), v).astype(v.dtype)
+    context, _ = softmax_attention(scores, mask[:, None], v, dropout_rate, dropout_seed)
     return context.reshape(batch, num_blocks * block, heads, width)[:, :length]
 
 

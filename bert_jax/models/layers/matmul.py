@@ -15,6 +15,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
+
 _NARROW = 64
 """The gradient of a kernel with at most this many columns, such as `lora_a` or a classifier, is
 computed as its transpose: on CPU, XLA takes several times as long for a product with few columns as
@@ -167,3 +169,28 @@ def _attention_context_fwd(
 
 
 attention_context.defvjp(_attention_context_fwd, _attention_context_bwd)
+
+
+def softmax_attention(
+    scores_BHQL: jax.Array,
+    mask: jax.Array,
+    v_BLHK: jax.Array,
+    dropout_rate: float,
+    dropout_seed: DropoutSeed | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the context of queries from their scaled scores.
+
+    Args:
+      scores_BHQL: float32.
+      mask: bool, broadcastable to the scores: True where a query attends to a key.
+      v_BLHK: the values.
+      dropout_rate: the rate of the dropout of attention weights.
+      dropout_seed: its seed; None applies no dropout.
+
+    Returns:
+      The context [B, Q, H, K] in the values' dtype, and the attention weights before dropout,
+      float32 [B, H, Q, L].
+    """
+    weights = jax.nn.softmax(jnp.where(mask, scores_BHQL, jnp.finfo(jnp.float32).min), axis=-1)
+    context = attention_context(dropout(weights, dropout_rate, dropout_seed), v_BLHK)
+    return context.astype(v_BLHK.dtype), weights

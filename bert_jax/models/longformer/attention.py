@@ -21,10 +21,10 @@ from bert_jax.models.layers.config import (
     GlobalFirstToken,
     GlobalTokens,
 )
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.dropout import DropoutSeed
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.local_attention import SharedKeys, local_attention
-from bert_jax.models.layers.matmul import attention_context, attention_scores
+from bert_jax.models.layers.matmul import attention_scores, softmax_attention
 
 _NO_KEY = -1
 """The segment id of keys that no query attends to; real ids are not negative."""
@@ -187,13 +187,9 @@ class WindowAndGlobalAttention(SelfAttention):
         in_segment = (
             _global_segment_ids(mask)[:, None, :, None] == (mask.kv_segment_ids[:, None, None, :])
         )
-        scores = jnp.where(in_segment, scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1)
         # Another mask than for the windows, whose elements have the same indices.
         seed = None if dropout_seed is None else dropout_seed ^ jnp.uint32(0x9E3779B9)
-        return attention_context(dropout(weights, self.dropout_rate, seed), v).astype(
-            v.dtype
-        ), weights
+        return softmax_attention(scores, in_segment, v, self.dropout_rate, seed)
 
     def _dense_weights(self, q: jax.Array, k: jax.Array, mask: GlobalAttentionMask) -> jax.Array:
         """Returns the weights of local queries, float32 [B, H, L, L], from all L x L scores."""

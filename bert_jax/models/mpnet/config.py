@@ -23,7 +23,6 @@ class MPNetConfig(TransformerConfig):
     family: ClassVar[str] = "MPNet"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
-    supports_fused_attention: ClassVar[bool] = False  # because of the relative bias
 
     vocab_size: int = 30527
     positions: PaddingOffsetPositions = PaddingOffsetPositions()
