@@ -64,7 +64,7 @@ def _word_ids(word: str, label: str, prompt: Prompt, tokenizer: Tokenizer) -> tu
         raise UserError(
             f"the label word {word!r} of {label!r} is {len(ids)} tokens for this model: {tokens}; "
             "expected one token: choose another word, or set prompt.tokens_of_words to "
-            "AveragedTokens, which averages their logits"
+            "averaged_tokens, which averages their logits"
         )
     return ids
 
