@@ -8,8 +8,9 @@ A family is a package `models/<family>/` with these modules:
                      see `models/sharding.py`
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
 
-RoBERTa, DistilBERT and ELECTRA have no `model.py`: their encoder is BERT's with other settings. To
-add a family, write the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a
+RoBERTa, DistilBERT and ELECTRA have no `model.py`: their encoder is BERT's with other settings. Any
+other encoder composes the parts in `models/layers/` and has a forward pass of its own. To add a
+family, write the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a
 row to `FAMILIES`. A family of encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
 """
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from bert_jax.batch import encoder_inputs
 from bert_jax.errors import ConfigError
+from bert_jax.models.bert.model import Pooler
 from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderDecoderConfig, EncoderOutput
 from bert_jax.models.families import build_encoder, build_encoder_decoder
 from bert_jax.models.heads.config import (
@@ -36,7 +37,6 @@ from bert_jax.models.heads.modules import (
     DenseClassifierModule,
     FeedForwardSpanModule,
     LMHead,
-    Pooler,
     PredictionHead,
     ReplacedTokenHead,
     SpanBoundaryHead,

@@ -25,7 +25,7 @@ from bert_jax.models.adapters.modules import (
 )
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.config import Activation
-from bert_jax.models.layers.transformer import PostNormBlock, activate
+from bert_jax.models.layers.post_norm import PostNormBlock, activate
 from bert_jax.params.paths import LAYER_PREFIX
 
 Method = HoulsbyAdapter | PfeifferAdapter

@@ -1,6 +1,7 @@
-"""Defines the BERT encoder: input embeddings and a stack of post-norm layers.
+"""Defines BERT: the encoder, which is input embeddings and a stack of post-norm layers; the pooler.
 
-RoBERTa, ELECTRA and DistilBERT are this encoder with other configs.
+RoBERTa, ELECTRA and DistilBERT are this encoder with other configs. The other families build their
+own encoders from the same parts in `models/layers/`.
 """
 
 import dataclasses
@@ -11,52 +12,35 @@ from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
+from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import AlibiPositions, ComputeConfig
 from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
 from bert_jax.models.layers.relative_bias import alibi_bias
-from bert_jax.models.layers.transformer import (
-    NUM_DROPOUT_SITES,
-    LayersOutput,
-    PostNormBlock,
-    apply_layers,
-)
+from bert_jax.models.layers.stack import run_layers
 
 
 class BertEncoder(nnx.Module):
     """Encodes token ids (Devlin et al. 2019, section 3); pooler and heads are not part of it.
 
     Attributes:
-      embedding_projection: maps the embeddings from E to D; exists if E is not D.
+      embedding_projection: maps the embeddings from E to D; exists if E is not D (ELECTRA).
     """
 
-    has_alibi = False
-
     def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        self.embeddings = self.make_embeddings(config, compute, rngs)
+        self.embeddings = Embeddings(config, compute, rngs)
         width = config.word_embedding_size
         self.has_projection = width != config.hidden_size
         if self.has_projection:
             self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
-        self.layers = nnx.List(self.make_blocks(config, compute, rngs))
-        self.num_layers = config.num_hidden_layers
-        self.num_heads = config.num_attention_heads
+        self.layers = nnx.List(
+            [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
+        )
         self.has_alibi = isinstance(config.positions, AlibiPositions)
+        self.num_heads = config.num_attention_heads
         self.compute = compute
-
-    def make_embeddings(
-        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
-    ) -> Embeddings:
-        """Builds the input embeddings; a family with other ones overrides this method."""
-        return Embeddings(config, compute, rngs)
-
-    def make_blocks(
-        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
-    ) -> list[PostNormBlock]:
-        """Builds the layers; a family with another attention overrides this method."""
-        return [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
 
     def __call__(
         self,
@@ -74,74 +58,23 @@ class BertEncoder(nnx.Module):
         """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
         if attention_mask is None:
             attention_mask = jnp.ones_like(input_ids)
-        return self.encode(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            self.make_mask(attention_mask, packing_ids, causal),
-            dropout_key,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-
-    def make_mask(
-        self, attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
-    ) -> AttentionMask:
-        """Makes the attention mask of a batch; a family with a bias on the scores overrides it."""
         mask = make_attention_mask(attention_mask, packing_ids, causal)
-        if not self.has_alibi:
-            return mask
-        return dataclasses.replace(mask, bias=alibi_bias(self.num_heads, attention_mask.shape[1]))
-
-    def encode(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None,
-        position_ids: jax.Array | None,
-        mask: AttentionMask,
-        dropout_key: jax.Array | None,
-        *,
-        output_hidden_states: bool,
-        output_attentions: bool,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids with the attention mask that all layers use."""
+        if self.has_alibi:
+            mask = dataclasses.replace(mask, bias=alibi_bias(self.num_heads, input_ids.shape[1]))
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, self.num_layers, NUM_DROPOUT_SITES
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
         )
-        embedding_output = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
         if self.has_projection:
-            embedding_output = self.embedding_projection(embedding_output)
-        last_hidden_state, layer_outputs, attention_weights = self.run_layers(
-            embedding_output,
-            mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-        return EncoderOutput(
-            last_hidden_state,
-            (embedding_output, *layer_outputs) if output_hidden_states else (),
-            tuple(attention_weights),
-        )
-
-    def run_layers(
-        self,
-        x_BLD: jax.Array,
-        mask: AttentionMask,
-        dropout_seeds: jax.Array | None,
-        *,
-        output_hidden_states: bool,
-        output_attentions: bool,
-    ) -> LayersOutput:
-        """Runs all layers on the embeddings; see `apply_layers`."""
-        return apply_layers(
+            x_BLD = self.embedding_projection(x_BLD)
+        return run_layers(
             self.layers,
             self.compute,
             x_BLD,
             mask,
-            dropout_seeds,
+            layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
@@ -149,6 +82,20 @@ class BertEncoder(nnx.Module):
     def token_embeddings(self) -> jax.Array:
         """Returns the table of token embeddings, [V, E]."""
         return self.embeddings.word_embeddings.embedding[...]
+
+
+class Pooler(nnx.Module):
+    """Computes tanh of a dense layer on the first token: the input of BERT's sentence heads.
+
+    `EncoderWithHeads` in `models/model.py` builds it, for any family whose heads read it.
+    """
+
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        self.dense = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
+
+    def __call__(self, hidden_BLD: jax.Array) -> jax.Array:
+        """Maps [B, L, D] to [B, D]."""
+        return jnp.tanh(self.dense(hidden_BLD[:, 0]))
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

@@ -8,25 +8,35 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.bigbird.attention import block_counts, block_sparse_attention, random_blocks
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
-from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import AttentionMask, SelfAttention
+from bert_jax.models.layers.attention import (
+    AttentionMask,
+    SelfAttention,
+    make_attention_mask,
+)
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.matmul import attention_scores
-from bert_jax.models.layers.transformer import PostNormBlock
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
+from bert_jax.models.layers.stack import run_layers
 
 
 class BigBirdEmbeddings(Embeddings):
     """Sums the embeddings, then applies dropout and norm: the reverse of BERT's order."""
 
-    def normalize(self, x_BLE: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
-        """Applies dropout and norm."""
-        return self.norm(dropout(x_BLE, self.dropout_rate, dropout_seed))
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array,
+        position_ids: jax.Array | None,
+        dropout_seed: DropoutSeed | None,
+    ) -> jax.Array:
+        """Maps int32 [B, L] ids to [B, L, D]."""
+        x_BLD = self.sum_embeddings(input_ids, token_type_ids, position_ids)
+        return self.norm(dropout(x_BLD, self.dropout_rate, dropout_seed))
 
 
 class BigBirdAttention(SelfAttention):
@@ -109,7 +119,7 @@ def _dense_weights(
 # Short sequences have full attention, but unlike Hugging Face's class, a model does not keep it
 # after its first short batch. Packed and causal long sequences are refused, because the first and
 # the last block of a row are global.
-class BigBirdEncoder(BertEncoder):
+class BigBirdEncoder(nnx.Module):
     """Encodes token ids (Zaheer et al. 2020); pooler and heads are not part of it."""
 
     def __init__(self, config: BigBirdConfig, compute: ComputeConfig, rngs: nnx.Rngs):
@@ -119,25 +129,16 @@ class BigBirdEncoder(BertEncoder):
                 "every layer of BigBird has random blocks of its own, but a scan compiles one "
                 "layer for all; use layer_loop unrolled, or model.attention FullAttention()"
             )
-        super().__init__(config, compute, rngs)
-
-    def make_embeddings(
-        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
-    ) -> Embeddings:
-        """Builds embeddings with dropout before the norm."""
-        return BigBirdEmbeddings(config, compute, rngs)
-
-    def make_blocks(
-        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
-    ) -> list[PostNormBlock]:
-        """Builds the layers, each with random blocks of its own."""
-        assert isinstance(config, BigBirdConfig)
-        return [
-            PostNormBlock(
-                config, compute, rngs, BigBirdAttention(config, compute, rngs, layer=layer)
-            )
-            for layer in range(config.num_hidden_layers)
-        ]
+        self.embeddings = BigBirdEmbeddings(config, compute, rngs)
+        self.layers = nnx.List(
+            [
+                PostNormBlock(
+                    config, compute, rngs, BigBirdAttention(config, compute, rngs, layer=layer)
+                )
+                for layer in range(config.num_hidden_layers)
+            ]
+        )
+        self.compute = compute
 
     def __call__(
         self,
@@ -167,14 +168,25 @@ class BigBirdEncoder(BertEncoder):
                     f"a sequence attend to all others. The sequence length is {length}; use at "
                     f"most {pattern.max_full_length} tokens, or model.attention FullAttention()"
                 )
-        return super().__call__(
-            input_ids,
-            token_type_ids,
-            attention_mask,
-            position_ids=position_ids,
-            packing_ids=packing_ids,
-            causal=causal,
-            dropout_key=dropout_key,
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        mask = make_attention_mask(attention_mask, packing_ids, causal)
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        return run_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            mask,
+            layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]

@@ -19,16 +19,17 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
-from bert_jax.models.bert.model import BertEncoder
-from bert_jax.models.config import TransformerConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
-from bert_jax.models.layers.attention import AttentionMask
+from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
+from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import embedding, layer_norm, linear
 from bert_jax.models.layers.matmul import attention_scores, position_scores, softmax_attention
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
 from bert_jax.models.layers.relative_bias import skew
-from bert_jax.models.layers.transformer import PostNormBlock
+from bert_jax.models.layers.stack import run_layers
 
 
 @functools.partial(
@@ -137,7 +138,7 @@ def log_buckets(differences: np.ndarray, num_buckets: int, max_position: int) ->
     return np.where(np.abs(differences) <= middle, differences, large).astype(np.int32)
 
 
-class DebertaV2Encoder(BertEncoder):
+class DebertaV2Encoder(nnx.Module):
     """Encodes token ids; heads are not part of it.
 
     Attributes:
@@ -146,38 +147,63 @@ class DebertaV2Encoder(BertEncoder):
     """
 
     def __init__(self, config: DebertaV2Config, compute: ComputeConfig, rngs: nnx.Rngs):
-        super().__init__(config, compute, rngs)
+        self.embeddings = Embeddings(config, compute, rngs)
+        self.layers = nnx.List(
+            [
+                PostNormBlock(config, compute, rngs, DisentangledAttention(config, compute, rngs))
+                for _ in range(config.num_hidden_layers)
+            ]
+        )
         self.relative_embeddings = embedding(2 * config.position_buckets, config, rngs)
         self.relative_norm = layer_norm(config, compute)
-        self.config = config
+        self.config, self.compute = config, compute
 
-    def make_blocks(
-        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
-    ) -> list[PostNormBlock]:
-        """Builds the layers, with disentangled attention."""
-        assert isinstance(config, DebertaV2Config)
-        return [
-            PostNormBlock(config, compute, rngs, DisentangledAttention(config, compute, rngs))
-            for _ in range(config.num_hidden_layers)
-        ]
-
-    def make_mask(
-        self, attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
-    ) -> RelativeAttentionMask:
-        """Returns the attention mask with the relative embeddings that this length uses.
-
-        Within a packed example the distance of two tokens is the difference of their indices in the
-        row, so packed rows need nothing else.
-        """
-        mask = super().make_mask(attention_mask, packing_ids, causal)
-        rows = relative_rows(attention_mask.shape[1], self.config)
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        position_ids: jax.Array | None = None,
+        packing_ids: jax.Array | None = None,
+        causal: bool = False,
+        dropout_key: jax.Array | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        mask = make_attention_mask(attention_mask, packing_ids, causal)
+        # Within a packed example the distance of two tokens is the difference of their indices in
+        # the row, so packed rows need nothing else.
+        rows = relative_rows(input_ids.shape[1], self.config)
         table = self.relative_embeddings.embedding[...][rows[0] : rows[-1] + 1]
-        return RelativeAttentionMask(
+        relative_mask = RelativeAttentionMask(
             mask.q_segment_ids,
             mask.kv_segment_ids,
             mask.causal,
             relative_embeddings=self.relative_norm(table),
         )
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        return run_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            relative_mask,
+            layer_seeds,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

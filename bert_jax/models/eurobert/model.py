@@ -1,20 +1,24 @@
 """Defines the EuroBERT encoder: RMS norm, rotary positions, grouped-query attention, no biases."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.eurobert.config import EuroBertConfig
-from bert_jax.models.layers.attention import AttentionMask
+from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import layer_norm
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
 from bert_jax.models.layers.pre_norm import (
     AttentionInputs,
     PreNormBlock,
     PreNormDropouts,
-    PreNormEncoder,
     rotary_table,
 )
+from bert_jax.models.layers.stack import run_layers
 from bert_jax.models.modernbert.model import PARAMETER_AXES as MODERNBERT_AXES
 
 _LAYER_TYPE = "full_attention"
@@ -23,7 +27,7 @@ _LAYER_TYPE = "full_attention"
 # The logits of "late" pooling are a mean over tokens of a linear layer, so that the mean can be
 # taken before the layer. Output kernels start smaller, as ModernBERT's do; Hugging Face starts all
 # kernels alike.
-class EuroBertEncoder(PreNormEncoder):
+class EuroBertEncoder(nnx.Module):
     """Encodes token ids (Boizard et al. 2025), with the layers of Llama without a causal mask."""
 
     def __init__(self, config: EuroBertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
@@ -42,13 +46,49 @@ class EuroBertEncoder(PreNormEncoder):
         self.final_norm = layer_norm(config, compute)
         self.config, self.compute = config, compute
 
-    def attention_inputs(
-        self, mask: AttentionMask, position_ids: jax.Array | None
-    ) -> dict[str, AttentionInputs]:
-        """Returns the mask and the rotations, which are the same in all layers."""
-        config, length = self.config, mask.kv_segment_ids.shape[1]
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        position_ids: jax.Array | None = None,
+        packing_ids: jax.Array | None = None,
+        causal: bool = False,
+        dropout_key: jax.Array | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        mask = make_attention_mask(attention_mask, packing_ids, causal)
+        config, length = self.config, input_ids.shape[1]
         table = rotary_table(length, config.head_width, config.rope_theta, position_ids)
-        return {_LAYER_TYPE: AttentionInputs(mask, table)}
+        attention_inputs = {_LAYER_TYPE: AttentionInputs(mask, table)}
+        output = run_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            attention_inputs,
+            layer_seeds,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        last_hidden_state = self.final_norm(output.last_hidden_state)
+        # The last of the hidden states is the one after the final norm, as in Hugging Face.
+        hidden_states = output.hidden_states and (*output.hidden_states[:-1], last_hidden_state)
+        return EncoderOutput(last_hidden_state, hidden_states, output.attentions)
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]
 
 
 # The embeddings have no norm.

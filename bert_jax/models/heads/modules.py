@@ -34,23 +34,8 @@ from bert_jax.models.layers.linear import (
     output_stddev,
 )
 from bert_jax.models.layers.matmul import dense_transposed
-from bert_jax.models.layers.transformer import (
-    NUM_DROPOUT_SITES,
-    PostNormBlock,
-    activate,
-    apply_layers,
-)
-
-
-class Pooler(nnx.Module):
-    """Computes tanh of a dense layer on the first token."""
-
-    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        self.dense = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
-
-    def __call__(self, hidden_BLD: jax.Array) -> jax.Array:
-        """Maps [B, L, D] to [B, D]."""
-        return jnp.tanh(self.dense(hidden_BLD[:, 0]))
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock, activate
+from bert_jax.models.layers.stack import run_layers
 
 
 # A part of its own, because masked LM and all task heads of ModernBERT use it: a task begins with
@@ -329,15 +314,13 @@ class WindowEncoderModule(nnx.Module):
             # The classifier uses the key itself.
             dropout_key = jax.random.fold_in(dropout_key, 1)
             seeds = make_dropout_seeds(dropout_key, (len(self.layers), NUM_DROPOUT_SITES))
-        encoded_BAD, _, _ = apply_layers(
+        encoded_BAD = run_layers(
             self.layers,
             self.compute,
             self.norm(vectors_BAD + positions),
             make_attention_mask(window_mask_BA, None, causal=False),
             seeds,
-            output_hidden_states=False,
-            output_attentions=False,
-        )
+        ).last_hidden_state
         weights_BA1 = window_mask_BA[..., None].astype(jnp.float32)
         total_BD = jnp.sum(encoded_BAD.astype(jnp.float32) * weights_BA1, axis=1)
         mean_BD = (total_BD / jnp.sum(weights_BA1, axis=1)).astype(vectors.dtype)

@@ -60,7 +60,15 @@ class Embeddings(nnx.Module):
         position_ids: jax.Array | None,
         dropout_seed: DropoutSeed | None,
     ) -> jax.Array:
-        """Maps int32 [B, L] ids to [B, L, E].
+        """Maps int32 [B, L] ids to [B, L, E], normalized and with dropout."""
+        x_BLE = self.sum_embeddings(input_ids, token_type_ids, position_ids)
+        x_BLE = self.norm(x_BLE) if self.has_norm else x_BLE.astype(self.dtype)
+        return dropout(x_BLE, self.dropout_rate, dropout_seed)
+
+    def sum_embeddings(
+        self, input_ids: jax.Array, token_type_ids: jax.Array, position_ids: jax.Array | None
+    ) -> jax.Array:
+        """Returns the sum of the embeddings, float32 [B, L, E].
 
         Raises:
           ConfigError: L is greater than the number of positions.
@@ -78,12 +86,7 @@ class Embeddings(nnx.Module):
             x_BLE += self._position_vectors(input_ids, position_ids)
         if self.type_vocab_size:
             x_BLE += self._token_type_vectors(token_type_ids)
-        return self.normalize(x_BLE, dropout_seed)
-
-    def normalize(self, x_BLE: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
-        """Applies norm and dropout; BigBird overrides the order."""
-        x_BLE = self.norm(x_BLE) if self.has_norm else x_BLE.astype(self.dtype)
-        return dropout(x_BLE, self.dropout_rate, dropout_seed)
+        return x_BLE
 
     def _token_type_vectors(self, token_type_ids: jax.Array) -> jax.Array:
         """Returns the token-type embeddings, float32 [B, L, E] or [E]."""

@@ -6,16 +6,17 @@ from flax import nnx
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
-from bert_jax.models.bert.model import BertEncoder
-from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.transformer import PostNormBlock
+from bert_jax.models.layers.dropout import make_layer_dropout_seeds
+from bert_jax.models.layers.embeddings import Embeddings
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
+from bert_jax.models.layers.stack import run_layers
 from bert_jax.models.longformer.attention import WindowAndGlobalAttention, make_global_mask
 from bert_jax.models.longformer.config import LongformerConfig
 
 
-class LongformerEncoder(BertEncoder):
+class LongformerEncoder(nnx.Module):
     """Encodes token ids (Beltagy et al. 2020); pooler and heads are not part of it."""
 
     def __init__(self, config: LongformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
@@ -24,23 +25,20 @@ class LongformerEncoder(BertEncoder):
                 f"model.attention_window is {list(config.attention_window)}, but a scan compiles "
                 "one layer for all; use the same window in all layers, or layer_loop unrolled"
             )
+        self.embeddings = Embeddings(config, compute, rngs)
+        self.layers = nnx.List(
+            [
+                PostNormBlock(
+                    config,
+                    compute,
+                    rngs,
+                    WindowAndGlobalAttention(config, compute, rngs, radius=window // 2),
+                )
+                for window in config.attention_window
+            ]
+        )
         self.max_global_tokens = config.max_global_tokens
-        self.windows = config.attention_window
-        super().__init__(config, compute, rngs)
-
-    def make_blocks(
-        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
-    ) -> list[PostNormBlock]:
-        """Builds the layers, each with its own window."""
-        return [
-            PostNormBlock(
-                config,
-                compute,
-                rngs,
-                WindowAndGlobalAttention(config, compute, rngs, radius=window // 2),
-            )
-            for window in self.windows
-        ]
+        self.compute = compute
 
     def __call__(
         self,
@@ -69,20 +67,31 @@ class LongformerEncoder(BertEncoder):
             raise ConfigError("global attention cannot be causal; use no global_attention_mask")
         if attention_mask is None:
             attention_mask = jnp.ones_like(input_ids)
-        return self.encode(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            make_global_mask(
-                attention_mask if packing_ids is None else packing_ids,
-                causal,
-                global_attention_mask,
-                self.max_global_tokens,
-            ),
-            dropout_key,
+        mask = make_global_mask(
+            attention_mask if packing_ids is None else packing_ids,
+            causal,
+            global_attention_mask,
+            self.max_global_tokens,
+        )
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        return run_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            mask,
+            layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

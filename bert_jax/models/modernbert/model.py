@@ -3,23 +3,27 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.layers.attention import AttentionMask
+from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import layer_norm
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
 from bert_jax.models.layers.pre_norm import (
     AttentionInputs,
     PreNormBlock,
     PreNormDropouts,
-    PreNormEncoder,
     rotary_table,
 )
+from bert_jax.models.layers.stack import repeating_span, run_layers
 from bert_jax.models.modernbert.config import ModernBertConfig
 
 
-class ModernBertEncoder(PreNormEncoder):
+class ModernBertEncoder(nnx.Module):
     """Encodes token ids (Warner et al. 2024); the prediction head is not part of it."""
 
     def __init__(self, config: ModernBertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
@@ -41,13 +45,32 @@ class ModernBertEncoder(PreNormEncoder):
         self.final_norm = layer_norm(config, compute)
         self.config, self.compute = config, compute
 
-    def attention_inputs(
-        self, mask: AttentionMask, position_ids: jax.Array | None
-    ) -> dict[str, AttentionInputs]:
-        """Returns the mask and the rotations of each type of layers."""
-        config, length = self.config, mask.kv_segment_ids.shape[1]
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        position_ids: jax.Array | None = None,
+        packing_ids: jax.Array | None = None,
+        causal: bool = False,
+        dropout_key: jax.Array | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        mask = make_attention_mask(attention_mask, packing_ids, causal)
+        config, length = self.config, input_ids.shape[1]
         head_width = config.hidden_size // config.num_attention_heads
-        return {
+        attention_inputs = {
             "full_attention": AttentionInputs(
                 mask, rotary_table(length, head_width, config.global_rope_theta, position_ids)
             ),
@@ -56,6 +79,24 @@ class ModernBertEncoder(PreNormEncoder):
                 rotary_table(length, head_width, config.local_rope_theta, position_ids),
             ),
         }
+        output = run_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            attention_inputs,
+            layer_seeds,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            spans=[repeating_span([block.kind for block in self.layers])],
+        )
+        last_hidden_state = self.final_norm(output.last_hidden_state)
+        # The last of the hidden states is the one after the final norm, as in Hugging Face.
+        hidden_states = output.hidden_states and (*output.hidden_states[:-1], last_hidden_state)
+        return EncoderOutput(last_hidden_state, hidden_states, output.attentions)
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

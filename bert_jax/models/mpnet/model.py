@@ -27,13 +27,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
-from bert_jax.models.bert.model import BertEncoder
-from bert_jax.models.layers.attention import AttentionMask
+from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_layer_dropout_seeds
+from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import initializer
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
 from bert_jax.models.layers.relative_bias import RelativePositionBias
-from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES
+from bert_jax.models.layers.stack import run_layers
 from bert_jax.models.mpnet.config import MPNetConfig
 
 
@@ -113,7 +115,7 @@ def add_streams_to_bias(bias_HLL: jax.Array, positions_BP: jax.Array) -> jax.Arr
     return jnp.concatenate([tokens, masks, masks], axis=2)
 
 
-class MPNetEncoder(BertEncoder):
+class MPNetEncoder(nnx.Module):
     """Encodes token ids; pooler and heads are not part of it.
 
     Attributes:
@@ -121,17 +123,52 @@ class MPNetEncoder(BertEncoder):
     """
 
     def __init__(self, config: MPNetConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        super().__init__(config, compute, rngs)
+        self.embeddings = Embeddings(config, compute, rngs)
+        self.layers = nnx.List(
+            [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
+        )
         self.relative_attention_bias = RelativePositionBias(
             config.num_attention_heads, initializer(config), rngs
         )
+        self.compute = compute
 
-    def make_mask(
-        self, attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
-    ) -> AttentionMask:
-        """Returns BERT's attention mask with the relative bias."""
-        mask = super().make_mask(attention_mask, packing_ids, causal)
-        return dataclasses.replace(mask, bias=self.relative_attention_bias(attention_mask.shape[1]))
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        position_ids: jax.Array | None = None,
+        packing_ids: jax.Array | None = None,
+        causal: bool = False,
+        dropout_key: jax.Array | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        mask = make_attention_mask(attention_mask, packing_ids, causal)
+        mask = dataclasses.replace(mask, bias=self.relative_attention_bias(input_ids.shape[1]))
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
+        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        return run_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            mask,
+            layer_seeds,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+
+    def token_embeddings(self) -> jax.Array:
+        """Returns the table of token embeddings, [V, D]."""
+        return self.embeddings.word_embeddings.embedding[...]
 
     def encode_predictions(
         self,
@@ -157,7 +194,7 @@ class MPNetEncoder(BertEncoder):
         """
         length = original_ids.shape[1]
         layer_seeds, input_seeds = make_layer_dropout_seeds(
-            dropout_key, self.num_layers, NUM_DROPOUT_SITES
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
         )
         prediction_positions = predictions.positions
         if position_ids is not None:
@@ -173,14 +210,14 @@ class MPNetEncoder(BertEncoder):
             for (ids, positions), seed in zip(inputs, input_seeds, strict=True)
         ]
         segment_ids = attention_mask if packing_ids is None else packing_ids
-        output = self.run_layers(
+        output = run_layers(
+            self.layers,
+            self.compute,
             jnp.concatenate(embedded, axis=1),
             self._make_two_stream_mask(segment_ids, predictions),
             layer_seeds,
-            output_hidden_states=False,
-            output_attentions=False,
         )
-        return output[0][:, length + predictions.positions.shape[1] :]
+        return output.last_hidden_state[:, length + predictions.positions.shape[1] :]
 
     def _make_two_stream_mask(
         self, segment_ids: jax.Array, predictions: Predictions

@@ -13,7 +13,7 @@ from flax import nnx
 
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.transformer import activate
+from bert_jax.models.layers.post_norm import activate
 from bert_jax.models.model import Batch, EncoderWithHeads
 from bert_jax.models.sentence_encoder.config import (
     Dense,

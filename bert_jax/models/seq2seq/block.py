@@ -19,7 +19,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import Linear
 from bert_jax.models.layers.matmul import attention_context, attention_scores
-from bert_jax.models.layers.transformer import activate
+from bert_jax.models.layers.post_norm import activate
 from bert_jax.models.seq2seq.config import FeedForward, GatedFeedForward
 
 
@@ -237,7 +237,7 @@ class Block(nnx.Module):
         *,
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, None]:
-        """Applies the layer; the interface is as in `apply_layers`.
+        """Applies the layer; the interface is as in `run_layers`.
 
         Args:
           dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout.

@@ -20,7 +20,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, make_layer_dropout_seeds
 from bert_jax.models.layers.linear import EmbeddingTable
 from bert_jax.models.layers.matmul import dense_transposed
-from bert_jax.models.layers.transformer import apply_layers
+from bert_jax.models.layers.stack import run_layers
 from bert_jax.models.seq2seq.block import (
     NUM_DROPOUT_SITES,
     Block,
@@ -102,17 +102,16 @@ class Stack(nnx.Module):
         embedded = self.embed(vectors_BLD, position_ids, embedding_seed)
         if (bias := self.bias(vectors_BLD.shape[1])) is not None:
             inputs = inputs._replace(mask=dataclasses.replace(inputs.mask, bias=bias))
-        hidden, states, _ = apply_layers(
+        run = run_layers(
             self.layers,
             self.compute,
             embedded,
             inputs,
             layer_seeds,
             output_hidden_states=output_hidden_states,
-            output_attentions=False,
         )
-        output = self.finish(hidden, final_seed)
-        return output, (embedded, *states[:-1], output) if output_hidden_states else ()
+        output = self.finish(run.last_hidden_state, final_seed)
+        return output, run.hidden_states and (*run.hidden_states[:-1], output)
 
 
 class EncoderDecoderOutput(NamedTuple):

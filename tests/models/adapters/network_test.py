@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -51,6 +52,7 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
     WindowEncoder,
 )
+from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.longformer.config import LongformerConfig
@@ -245,7 +247,7 @@ def test_lora_drops_each_input_of_a_layer_differently():
     def changes(params: Any, seeds: Any) -> tuple[jax.Array, ...]:
         encoder: Any = adapted.network.merge(params).encoder
         block = encoder.layers[0]
-        block(x, encoder.make_mask(np.ones((2, 5), np.int32), None, False), seeds)
+        block(x, make_attention_mask(jnp.ones((2, 5), jnp.int32), None, False), seeds)
         attention = block.block.attention
         layers = (attention.query, attention.value, attention.output)
         return tuple(layer(x) - layer.base(x) for layer in layers)

@@ -1,4 +1,4 @@
-"""Covers bert_jax/models/modernbert/ and layers/: pre_norm.py, layer_groups.py."""
+"""Covers bert_jax/models/modernbert/ and layers/: pre_norm.py, stack.py."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ import pytest
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import ComputeConfig, NoPositions
-from bert_jax.models.layers.layer_groups import repeating_span
 from bert_jax.models.layers.pre_norm import rotary_table
+from bert_jax.models.layers.stack import repeating_span
 from bert_jax.models.model import build_network
 from bert_jax.models.modernbert.config import ModernBertConfig, alternating_layers
 from bert_jax.params import paths
