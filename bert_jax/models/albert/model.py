@@ -74,7 +74,7 @@ class AlbertEncoder(nnx.Module):
         blocks: list[PostNormBlock] = []
         spans: list[Span] = []
         for group, count in zip(self.groups, self.group_applications, strict=True):
-            spans.append(Span(len(blocks), len(group.layers), count))
+            spans.append(Span(len(blocks), len(group.layers), count, are_shared=True))
             blocks += [*group.layers] * count
         layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
             dropout_key, len(blocks), NUM_DROPOUT_SITES

@@ -24,13 +24,14 @@ RunBlock = Callable[[Any, jax.Array, jax.Array | None], tuple[jax.Array, LayerOu
 class Span(NamedTuple):
     """Holds which layers one scan runs: from `start` on, `repeats` equal groups of `period` layers.
 
-    A scan compiles one group. Groups are equal if their layers are alike but for parameters, or if
-    they are the same modules; these share their parameters.
+    A scan compiles one group. The layers of all groups are alike but for parameters, or they are
+    the same modules if `are_shared`.
     """
 
     start: int
     period: int
     repeats: int
+    are_shared: bool = False
 
 
 def run_layers(
@@ -107,14 +108,13 @@ def _scan(
 ) -> tuple[jax.Array, list[LayerOutput]]:
     """Runs the blocks of a span in one loop; returns the outputs of every block."""
     period, repeats = span.period, span.repeats
-    are_shared = repeats > 1 and blocks[0] is blocks[period]
     pure_layers = [
-        _pure_layer(run_block, block) for block in (blocks[:period] if are_shared else blocks)
+        _pure_layer(run_block, block) for block in (blocks[:period] if span.are_shared else blocks)
     ]
     params = [layer_params for layer_params, _ in pure_layers]
     layers = [layer for _, layer in pure_layers[:period]]
     stacked = None  # if they are shared: the scan sums the gradients of its iterations
-    if not are_shared:
+    if not span.are_shared:
         # The copy costs less than 1 % of a step at BERT's batch sizes.
         stacked = [
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *params[i::period])
@@ -131,7 +131,7 @@ def _scan(
             outputs.append(output)
         return x, outputs
 
-    if are_shared:  # ALBERT saves the input of a group only, not the input of each layer in it
+    if span.are_shared:  # ALBERT saves the input of a group only, not the input of each layer in it
         run_group = _rematerialized(run_group, compute, prevent_cse=False)
     if dropout_seeds is not None:
         dropout_seeds = dropout_seeds.reshape(repeats, period, *dropout_seeds.shape[1:])
