@@ -13,6 +13,7 @@ import pytest
 import bert_jax
 from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
+from bert_jax.pretrained.load import LoadedModel
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +46,7 @@ def test_unknown_name_raises_attribute_error():
 
 def test_encoder_holds_the_pretrained_weights(exported):
     model = bert_jax.load_model(exported)
+    assert isinstance(model, LoadedModel)
     texts = ["the old man", "a net by the sea ."]
     batch: dict[str, Any] = dict(model.tokenize(texts))
     states = np.asarray(model.encoder()(**batch).last_hidden_state)
@@ -54,6 +56,7 @@ def test_encoder_holds_the_pretrained_weights(exported):
 
 def test_tokenize_truncates_long_texts_and_rejects_a_single_text(exported):
     model = bert_jax.load_model(exported)
+    assert isinstance(model, LoadedModel)
     batch = model.tokenize(["the " * 100, "sea"])
     assert batch["input_ids"].shape == (2, model.config.max_length)
     assert batch["attention_mask"].sum(axis=1).tolist() == [model.config.max_length, 3]

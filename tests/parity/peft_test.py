@@ -463,7 +463,10 @@ PEFT_MODULE = LORA_A.removesuffix(".lora_A.weight")
             lambda d, t: t.update({LORA_A.replace("bert", "roberta"): t.pop(LORA_A)}),
             "roberta.encoder.*belongs to no layer of the base, whose layers are called",
         ),
-        (lambda d, t: d.update(base_model_name_or_path="org/x"), "is org/x, and there is no such"),
+        (
+            lambda d, t: d.update(base_model_name_or_path="org/x"),
+            "the base of the adapter cannot be read: org/x: no such folder; .* not in the cache",
+        ),
         (lambda d, t: d.update(base_model_name_or_path=None), "null in its config; give the model"),
     ],
 )

@@ -44,7 +44,7 @@ def cases() -> dict[str, tuple]:
 
 
 MAIN_METRICS = {
-    "classification": ("accuracy", "f1", "matthews", "roc_auc", "loss"),
+    "classification": ("accuracy", "f1_macro", "matthews", "roc_auc", "loss"),
     "regression": ("pearson", "spearman", "mse"),
     "ranking": ("average_precision", "accuracy"),
     "token_classification": ("f1", "f1_macro", "precision", "recall", "token_accuracy"),

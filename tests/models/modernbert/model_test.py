@@ -13,7 +13,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import ComputeConfig, NoPositions
 from bert_jax.models.layers.pre_norm import rotary_table
-from bert_jax.models.layers.stack import repeating_span
+from bert_jax.models.layers.stack import Span, repeating_span
 from bert_jax.models.model import build_network
 from bert_jax.models.modernbert.config import ModernBertConfig, alternating_layers
 from bert_jax.params import paths
@@ -79,8 +79,8 @@ def test_published_values():
 def test_scans_run_groups_of_layers(num_layers, expected):
     has_norm = [False] + [True] * (num_layers - 1)
     kinds = [*zip(alternating_layers(num_layers), has_norm, strict=True)]
-    assert repeating_span(kinds) == expected
-    assert repeating_span([None] * num_layers) == (0, 1, num_layers)
+    assert repeating_span(kinds) == Span(*expected)
+    assert repeating_span([None] * num_layers) == Span(0, 1, num_layers)
 
 
 def loss_and_gradients(compute):
