@@ -8,6 +8,7 @@ folder, which the command line also resumes, evaluates and exports.
 """
 
 import dataclasses
+import json
 import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.io.log_handler import set_up_logging
 from bert_jax.parallel.processes import config_from_environment, initialize
 from bert_jax.pretrained.load import AnyModel
-from bert_jax.runs.run_folder import remove_run
+from bert_jax.runs.run_folder import TABLES
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.run import run as run_experiment
 
@@ -73,7 +74,7 @@ def finetune(
     Raises:
       UserError: data, model or settings do not fit; the message says what to change.
     """
-    folder = _run_folder(run, overwrite=flags.pop("overwrite", False))
+    folder = _run_folder(run)
     columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
     # All that says how a table is read, so that `evaluate` reads another one in the same way.
     others = {name: flags[name] for name in ("id", "label_separator", "encoding") if name in flags}
@@ -177,7 +178,7 @@ def train_embeddings(
     Raises:
       UserError: data, model or settings do not fit; the message says what to change.
     """
-    folder = _run_folder(run, overwrite=flags.pop("overwrite", False))
+    folder = _run_folder(run)
     settings = {
         "texts": texts and tuple(texts),
         "score": score,
@@ -199,18 +200,15 @@ def train_embeddings(
     return TrainedEmbedder(folder, complete=embed_train.run(arguments) == EXIT_DONE)
 
 
-def _run_folder(run: str | Path | None, *, overwrite: bool = False) -> Path:
+def _run_folder(run: str | Path | None) -> Path:
     """Returns the folder of a run, and shows the progress of training on stderr."""
     set_up_logging()
-    folder = Path(tempfile.mkdtemp(prefix="bert-jax-") if run is None else run)
-    if overwrite:  # not left to the verb, which would also remove the tables written before
-        remove_run(folder)
-    return folder
+    return Path(tempfile.mkdtemp(prefix="bert-jax-") if run is None else run)
 
 
 def _files(splits: dict[str, Any], folder: Path) -> dict[str, str]:
     tables = split_tables(splits)
-    return {split: table_file(table, folder / "data", split) for split, table in tables.items()}
+    return {split: table_file(table, folder / TABLES, split) for split, table in tables.items()}
 
 
 def _path(model: Model) -> str:
@@ -220,8 +218,8 @@ def _path(model: Model) -> str:
 
 
 def _word(value: Any) -> str:
-    """Returns a value as a word of `--arg`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Returns a value as `--arg` expects it: a text as it is, another value as JSON."""
+    return str(value) if isinstance(value, (str, Path)) else json.dumps(value)
 
 
 def _arguments(arguments: type[T], values: dict[str, Any]) -> T:

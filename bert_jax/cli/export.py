@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from bert_jax.cli.arguments import PoolingArguments
 from bert_jax.config.flags import REQUIRED, first_given, flag, positional, switch
 from bert_jax.errors import ConfigError
+from bert_jax.io.hub import check_upload_name
 
 if TYPE_CHECKING:
     from bert_jax.pretrained.load import LoadedModel
@@ -85,6 +86,8 @@ class Arguments(PoolingArguments):
     output: str = flag("FOLDER", "new folder to write", REQUIRED)
 
     def __post_init__(self) -> None:
+        if self.push_to_hub:
+            check_upload_name(self.push_to_hub)
         if self.base_name and not self.adapter:
             raise ConfigError("--base-name needs --adapter, whose folder names its base")
         if self.onnx and self.bundle:

@@ -365,12 +365,15 @@ def run(args: Arguments) -> int:
     initialize(config_from_environment())
     from bert_jax.train.run import run as train
 
-    folder = args.clear_run_folder(experiment)
     if args.contamination is not None:
         from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
 
-        FoundItems.read(args.contamination)  # raises for a folder without the file
+        # Before --overwrite removes anything: it raises for a folder without the file.
+        FoundItems.read(args.contamination)
+        folder = args.clear_run_folder(experiment)
         copy_items([args.contamination], folder)
+    else:
+        folder = args.clear_run_folder(experiment)
     return train(experiment, folder, args.checkpoints)
 
 

@@ -5,6 +5,7 @@ the token of `hf auth login`. Weights in pickles (`.bin`) and code are never dow
 """
 
 import contextlib
+import functools
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -31,6 +32,8 @@ def parse_model(name: str) -> HubModel | None:
     return HubModel(found[1], found[2]) if found else None
 
 
+# A command asks for the folder of its model many times, and each time the hub would be asked.
+@functools.cache
 def download_model(model: HubModel) -> Path:
     """Downloads what is not in the cache yet.
 
@@ -73,6 +76,13 @@ def local_file(path: str) -> str:
         return hf_hub_download(name, file, repo_type="dataset", revision=revision)
 
 
+def check_upload_name(name: str) -> None:
+    """Raises a ConfigError if a name for `upload_folder` is not ORG/NAME."""
+    model = parse_model(name)
+    if model is None or model.revision:
+        raise ConfigError(f"--push-to-hub {name}: expected ORG/NAME")
+
+
 def upload_folder(folder: Path, name: str) -> str:
     """Uploads a folder as the model ORG/NAME, which is made if there is none.
 
@@ -80,12 +90,8 @@ def upload_folder(folder: Path, name: str) -> str:
       The address of the commit.
 
     Raises:
-      ConfigError: the name has another form.
       UserError: the token is missing or does not permit it, or the hub cannot be reached.
     """
-    model = parse_model(name)
-    if model is None or model.revision:
-        raise ConfigError(f"--push-to-hub {name}: expected ORG/NAME")
     from huggingface_hub import HfApi
 
     with _as_user_errors(name, f"hf upload {name} {folder}", None):
@@ -108,8 +114,8 @@ def _as_user_errors(name: str, command: str, revision: str | None) -> Generator[
         ) from None
     except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError):
         raise UserError(
-            f"{name}: not on the Hugging Face hub, or not for you; check the name, or log in with "
-            "`hf auth login`"
+            f"{name}: not on the Hugging Face hub, or private or gated; check the name, or log in "
+            "with `hf auth login`"
         ) from None
     except errors.LocalEntryNotFoundError:
         raise UserError(

@@ -1,6 +1,6 @@
 """Generates a text for each source text with an encoder-decoder: greedy, beam search, sampling.
 
-`Generator` reads texts and batches them; the functions of the loop over tokens come before it.
+The compiled loops over tokens come first, then `Generator`, which tokenizes and batches texts.
 """
 
 import functools

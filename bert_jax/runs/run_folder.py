@@ -19,6 +19,7 @@
                  compiled/        compiled programs, see train/compilation_cache.py; may be deleted
                  report.html      see report/run_report.py
                  previous/        files of a failed start, while the next one writes its own
+                 data/            tables that were in memory, see api/tables.py
 
 Imports neither jax nor TensorFlow.
 """
@@ -45,7 +46,7 @@ CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "e
 DEMONSTRATIONS, SETFIT_HEAD = "demonstrations.json", "setfit_head.json"
 FITTED_HEADS = "fitted_heads.json"
 ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
-PREDICTIONS, REPORT = "predictions", "report.html"
+PREDICTIONS, REPORT, TABLES = "predictions", "report.html", "data"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
 _PREVIOUS = "previous"
@@ -278,12 +279,17 @@ def checkpoint_dir(folder: Path) -> Path | str:
 
 
 def remove_run(folder: Path, initial_model: str | None = None) -> None:
-    """Removes a run folder with all of its content; does nothing if there is no such folder.
+    """Removes the content of a run folder, except tables, which the next run may read.
+
+    Does nothing if there is no such folder, or if it has only tables.
 
     Raises:
-      UserError: it is not a run folder, another process trains in it, or `initial_model` is in it.
+      UserError: it is not a run folder, another process trains in it, `initial_model` is in it, or
+        its checkpoints are elsewhere.
     """
     if not folder.exists():
+        return
+    if folder.is_dir() and {path.name for path in folder.iterdir()} == {TABLES}:
         return
     if initial_model and Path(initial_model).resolve().is_relative_to(folder.resolve()):
         raise UserError(
@@ -295,8 +301,19 @@ def remove_run(folder: Path, initial_model: str | None = None) -> None:
             f"--overwrite: {folder} is not a run folder, so nothing was removed; choose another "
             "run folder, or remove it yourself"
         )
+    if external_dir := external_checkpoint_dir(folder):
+        raise UserError(
+            f"--overwrite: the checkpoints of {folder} are in {external_dir}, so nothing was "
+            "removed; choose another run folder and --checkpoints, or remove both yourself"
+        )
     with lock_run_folder(folder):
-        shutil.rmtree(folder)
+        for path in folder.iterdir():
+            if path.name == TABLES:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -66,16 +66,12 @@ def analyze(
     Raises:
       UserError: as `TaskKind.metric_interval`.
     """
-    kind, labels = kind_of(task), task.labels
-    references = kind.get_references(examples, labels)
-    scored = ScoredExamples(
-        examples=examples, references=references, predictions=predictions, labels=labels
-    )
+    kind, scored = kind_of(task), _score(task, examples, predictions)
     metrics_with_intervals = []
     for metric in task.metrics:
         if metric not in metrics:  # undefined on this split, such as the area under a curve
             continue
-        low, high = kind.metric_interval(metric, references, predictions, labels)
+        low, high = kind.metric_interval(metric, scored.references, predictions, task.labels)
         metrics_with_intervals.append(
             {"metric": metric, "value": metrics[metric], "low": low, "high": high}
         )
@@ -85,6 +81,13 @@ def analyze(
         **kind.analysis_tables(scored),
         "top_errors": top_errors(kind, scored),
     }
+
+
+def _score(task: Task, examples: Sequence[Example], predictions: Any) -> ScoredExamples:
+    references = kind_of(task).get_references(examples, task.labels)
+    return ScoredExamples(
+        examples=examples, references=references, predictions=predictions, labels=task.labels
+    )
 
 
 def top_errors(kind: AnyTaskKind, scored: ScoredExamples) -> list[Json]:
@@ -170,12 +173,8 @@ def evaluation_warnings(task: Task, split: str, predictions: Any) -> list[str]:
       task: with the labels in the order of the predictions.
       predictions: the result of `TaskKind.decode` for the split.
     """
-    kind, examples = kind_of(task), task.splits[split]
-    references = kind.get_references(examples, task.labels)
-    scored = ScoredExamples(
-        examples=examples, references=references, predictions=predictions, labels=task.labels
-    )
-    found = kind.weaknesses(scored)
+    examples = task.splits[split]
+    found = kind_of(task).weaknesses(_score(task, examples, predictions))
     if split != "train" and (count := count_overlap(task, split)):
         found.insert(
             0, f"{count:,} of {len(examples):,} examples have a text that is also in train"

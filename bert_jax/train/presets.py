@@ -52,6 +52,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel, sentence_model_of
+from bert_jax.tasks.analysis import count_labels
 from bert_jax.tasks.features import training_features
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
@@ -149,7 +150,7 @@ def fine_tuning_experiment(
 
 RARE_FRACTION = 0.2
 """A class is rare if it has less than this fraction of an equal share of the training examples."""
-_LOWER_IS_BETTER = ("loss", "calibration_error")
+_LOWER_IS_BETTER = ("loss", "mse", "calibration_error")
 
 
 def _ranking_metric(task: Task, metric: str | None, patience: int | None) -> str | None:
@@ -166,7 +167,7 @@ def _ranking_metric(task: Task, metric: str | None, patience: int | None) -> str
     # GLUE's tasks have metrics of their own.
     if task.name != "columns" or "f1_macro" not in task.metrics or task.metrics[0] != "accuracy":
         return task.metrics[0]
-    counts = Counter(str(example.label) for example in task.splits["train"])  # type: ignore[union-attr]
+    counts = Counter(count_labels(task, "train"))
     rarest, count = min(counts.items(), key=lambda item: item[1])
     fraction = count / counts.total()
     if fraction >= RARE_FRACTION / len(counts):

@@ -64,6 +64,22 @@ def test_same_call_returns_the_finished_run_and_other_data_is_refused(tuned, fol
         bert_jax.finetune(folder / "model", train=ROWS[:-2], dev=ROWS[:6], **settings)
 
 
+def test_overwriting_keeps_tables_and_checks_first(folder, tmp_path):
+    settings = {"text": "text", "label": "label", "run": tmp_path / "run", "epochs": 1}
+    settings |= {"batch_size": 8, "max_length": 12}
+    first = bert_jax.finetune(folder / "model", train=ROWS, dev=ROWS[:6], **settings)
+    with pytest.raises(UserError, match=r"contamination-items\.parquet: no such file"):
+        bert_jax.finetune(
+            folder / "model", train=ROWS, contamination=folder, overwrite=True, **settings
+        )
+    assert first.report.is_file()
+    rows = [*ROWS[2:], {"text": "a man", "label": "rest"}]
+    second = bert_jax.finetune(
+        folder / "model", train=rows, dev=rows[-6:], overwrite=True, **settings
+    )
+    assert second.complete and len([*(tmp_path / "run" / "data").iterdir()]) == 4
+
+
 def test_several_labels_are_evaluated_as_they_were_trained(folder):
     rows = [{"text": "a net", "tags": "work;sea"}, {"text": "the man", "tags": ""}] * 8
     rows += [{"text": "sea", "tags": "sea"}] * 4
@@ -105,6 +121,9 @@ def test_pretrain_takes_an_experiment_or_a_recipe(tmp_path):
         bert_jax.pretrain(experiment, run=tmp_path / "run", steps=3)
     recipe = Path(__file__).parents[1] / "helpers" / "tiny_recipe.py"
     short = bert_jax.pretrain(recipe, run=tmp_path / "short", corpus=tiny_corpus, steps=4)
+    # A text stays a text, although it is also a number.
+    with pytest.raises(UserError, match="12"):
+        bert_jax.pretrain(recipe, run=tmp_path / "number", corpus="12", steps=4)
     assert short.complete and repr(short) == f"<TrainedModel {tmp_path / 'short'}>"
 
 

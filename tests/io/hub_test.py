@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.__main__ import main
 from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.interop.peft.adapter_config import read_adapter_config
@@ -57,6 +58,12 @@ def test_names_of_models():
     assert parse_model("org/bert@v1.0") == ("org/bert", "v1.0")
     for name in ("bert", "a/b/c", "/org/bert", "org/bert/", "./org/bert", "org/bert@", "a b/c"):
         assert parse_model(name) is None
+
+
+def test_upload_name_is_checked_before_the_export(tmp_path, capsys):
+    words = ["export", "run", "--output", str(tmp_path / "copy"), "--push-to-hub", "me/copy@v1"]
+    assert main(words) == 2
+    assert "--push-to-hub me/copy@v1: expected ORG/NAME" in capsys.readouterr().err
 
 
 def test_run_pins_the_commit_and_resumes_offline(hub, tmp_path):
@@ -111,7 +118,11 @@ def test_loaded_model_is_uploaded_and_equal(hub, tmp_path):
 @pytest.mark.parametrize(
     ("model", "environment", "message"),
     [
-        ("org/absent", {}, "org/absent: not on the Hugging Face hub, or not for you; .*hf auth"),
+        (
+            "org/absent",
+            {},
+            "org/absent: not on the Hugging Face hub, or private or .*hf auth",
+        ),
         ("org/bert@v9", {}, "hub has no revision 'v9' of it"),
         (
             "org/bert",

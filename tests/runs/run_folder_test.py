@@ -200,5 +200,14 @@ def test_only_run_folders_are_removed(tmp_path):
         remove_run(other)
     with pytest.raises(UserError, match=r"has the initial weights, .*, so nothing was removed"):
         remove_run(run, str(run / "checkpoints" / "5"))
+    tables = run / "data" / "train.jsonl"
+    tables.parent.mkdir()
+    tables.write_text("{}")
+    (run / "compiled").symlink_to(other)
     remove_run(run, str(other))
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    assert [*run.iterdir()] == [tables.parent] and tables.is_file() and other.is_dir()
+    remove_run(run)  # has nothing but tables, so is not refused as another folder
+    (run / "config.json").write_text('{"checkpoints": "gs://bucket/run"}')
+    with pytest.raises(UserError, match="are in gs://bucket/run, so nothing was removed"):
+        remove_run(run)
+    assert (run / "config.json").is_file()

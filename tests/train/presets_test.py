@@ -137,6 +137,13 @@ def test_rare_class_makes_macro_f1_rank_checkpoints(folder, tmp_path, num_rare, 
     assert config.objective.class_weights == (2, 1) and config.objective.label_smoothing == 0.1
 
 
+def test_smaller_squared_errors_are_better(folder, tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\n" + "a net,1.5\nthe sea,2.5\n" * 4)
+    files = [f"--{split}={tmp_path}/rows.csv" for split in ("train", "dev")]
+    checkpoints = experiment(folder, *files, "--metric", "mse").train.checkpoints
+    assert (checkpoints.best_metric, checkpoints.best_mode) == ("mse", "min")
+
+
 def test_metric_without_a_dev_split_is_refused(folder):
     with pytest.raises(ConfigError, match="metric is loss, but there is no labeled dev split"):
         experiment(folder, "--metric", "loss")

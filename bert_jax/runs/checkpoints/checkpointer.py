@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, Literal
 
 import jax
@@ -326,10 +327,10 @@ def _hide_tracebacks_of_background_saves() -> None:
     """
 
     def is_not_of_failed_save(record: logging.LogRecord) -> bool:
-        return not (
-            record.exc_info
-            and ("orbax" in record.pathname or "never retrieved" in record.getMessage())
-        )
+        # Other programs with asyncio, such as the server, keep the tracebacks of their own tasks.
+        traceback = record.exc_info[2] if record.exc_info else None
+        frames = (frame for frame, _ in walk_tb(traceback))
+        return not any("orbax" in frame.f_code.co_filename for frame in frames)
 
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)

@@ -16,8 +16,8 @@ from bert_jax.tasks.metrics.classification import ClassScores
 from bert_jax.tasks.metrics.validate_inputs import require_finite, require_matching_counts
 
 PREDICTION = np.dtype([("logit", np.float32), ("threshold", np.float64)])
-"""The prediction for one label: its logit, and the probability above which it is predicted. Both
-are kept together, so that whoever scores or shows a prediction decides with the same thresholds."""
+"""The dtype of the prediction for one label: its logit, and the probability above which it is
+predicted. Both stand together, so that metrics, reports and output files use the same threshold."""
 
 MEAN_AVERAGE_PRECISION = "mean_average_precision"
 

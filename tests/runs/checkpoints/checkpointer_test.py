@@ -314,6 +314,29 @@ def test_failed_write_is_reported_in_one_message_without_traceback(tmp_path):
     assert restore_params(tmp_path)[2] == 1
 
 
+def test_tracebacks_of_other_tasks_are_shown(tmp_path):
+    code = """
+        import asyncio, gc, sys
+        import jax.numpy as jnp
+        from bert_jax.runs.checkpoints.checkpointer import Checkpointer
+
+        with Checkpointer(sys.argv[1]) as checkpointer:
+            checkpointer.save(1, {"step": jnp.int32(1), "params": {"kernel": jnp.ones(3)}}, {})
+
+        async def fail():
+            raise ValueError("of the server")
+
+        async def start():
+            asyncio.create_task(fail())
+            await asyncio.sleep(0.01)
+
+        asyncio.run(start())
+        gc.collect()
+        """
+    _, err = run_python(code, tmp_path).communicate(timeout=120)
+    assert "never retrieved" in err and "ValueError: of the server" in err
+
+
 def test_killed_while_saving_leaves_a_usable_step(tmp_path):
     code = """
         import sys
