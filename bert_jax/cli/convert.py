@@ -35,6 +35,12 @@ class Arguments:
         "TOKENS", "maximum length of a Longformer to make from SOURCE, which has learned positions"
     )
     window: int = flag("TOKENS", "attention window of the Longformer, an even number", 512)
+    ignore: tuple[str, ...] = flag(
+        "NAME",
+        "tensors to leave out, such as 'cls.structure.*', of a Hugging Face folder of an encoder "
+        "with a head that its family does not have",
+        (),
+    )
 
 
 def run(args: Arguments) -> int:
@@ -42,6 +48,7 @@ def run(args: Arguments) -> int:
     from bert_jax.export.export import export
     from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.initial import load_generator, load_model_or_tf1
+    from bert_jax.pretrained.load import require_nothing_to_ignore
     from bert_jax.pretrained.seq2seq import is_seq2seq
 
     # Before the checkpoint is loaded, which takes seconds.
@@ -50,10 +57,15 @@ def run(args: Arguments) -> int:
         from bert_jax.export.seq2seq import export_seq2seq
         from bert_jax.pretrained.seq2seq import load_seq2seq
 
+        require_nothing_to_ignore(args.source, args.ignore)
         export_seq2seq(load_seq2seq(args.source), Path(args.output))
         logger.info("converted %s to %s", args.source, args.output)
         return 0
-    model = load_generator(args.source) if args.generator else load_model_or_tf1(args.source)
+    if args.generator:
+        require_nothing_to_ignore(f"the generator of {args.source}", args.ignore)
+        model = load_generator(args.source)
+    else:
+        model = load_model_or_tf1(args.source, args.ignore)
     if args.longformer is not None:
         from bert_jax.pretrained.longformer import make_longformer
 

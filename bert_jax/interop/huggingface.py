@@ -6,6 +6,7 @@ model.safetensors    the tensors, also as shards or as pytorch_model.bin (weight
 tokenizer files      see bert_jax.text
 """
 
+import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError, UserError, did_you_mean
 from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.encoder import EncoderConfig
@@ -252,32 +253,50 @@ def find_tokenizer(folder: Path) -> Tokenizer | None:
     return None
 
 
-def read_folder(folder: Path) -> ImportedModel:
+def read_folder(folder: Path, ignore: Sequence[str] = ()) -> ImportedModel:
     """Reads the model in a folder.
 
+    Args:
+      ignore: patterns of names of tensors that are not read, such as "cls.seq_relationship.*".
+
     Raises:
-      UserError: a file is missing or damaged, or of a model that is not supported.
+      UserError: a file is missing or damaged, or of a model that is not supported; or no tensor has
+        a name to ignore.
     """
     config, head = read_config(folder / CONFIG)
-    return ImportedModel(_read_weights(folder, config, head), config, find_tokenizer(folder), head)
+    flat_params = _read_weights(folder, config, head, ignore)
+    return ImportedModel(flat_params, config, find_tokenizer(folder), head)
 
 
-def _read_weights(folder: Path, config: EncoderConfig, head: TaskHead | None) -> FlatParams:
+def _read_weights(
+    folder: Path, config: EncoderConfig, head: TaskHead | None, ignore: Sequence[str]
+) -> FlatParams:
     """Returns the parameters in a folder by path, float32.
 
     Raises:
-      UserError: no weights, damaged ones, or tensors that the family does not have (named).
+      UserError: no weights, damaged ones, tensors that the family does not have (named), or none to
+        ignore.
     """
     file = find_weights(folder)
     family_format = format_of(config)
     tensors = canonical_tensors(read_weights(file), family_format.canonical, file)
+    for pattern in ignore:
+        names = fnmatch.filter(tensors, pattern)
+        if not names:
+            raise UserError(
+                f"{file}: no tensor matches {pattern!r}, which is to be ignored; "
+                f"{did_you_mean(pattern, tensors)}"
+            )
+        for name in names:
+            del tensors[name]
     if config.tie_word_embeddings:
         _check_tied_copies(tensors, family_format.tied_copies, file)
     # Hugging Face has the bias of an untied decoder under this name, and the table of names has one
     # entry for both.
     elif family_format.decoder_bias in tensors:
         tensors[family_format.lm_bias] = tensors[family_format.decoder_bias]
-    flat = family_format.names(config, head).from_external(tensors, str(file))
+    advice = ", or leave it out: `bert-jax convert --ignore NAME`, load_model(..., ignore=[NAME])"
+    flat = family_format.names(config, head).from_external(tensors, str(file), advice)
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
 
 

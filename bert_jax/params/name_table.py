@@ -95,12 +95,13 @@ class NameTable:
         )
 
     def from_external(
-        self, tensors: Mapping[str, np.ndarray], source: str
+        self, tensors: Mapping[str, np.ndarray], source: str, advice: str = ""
     ) -> dict[str, np.ndarray]:
         """Returns tensors of the other format by parameter path; transposed ones are views.
 
         Args:
           source: the file, for messages.
+          advice: what else helps against an unknown tensor, to follow the usual advice.
 
         Raises:
           UserError: the table has no row for a tensor (named), two tensors are one parameter, a
@@ -109,7 +110,7 @@ class NameTable:
         """
         found: dict[str, np.ndarray] = {}
         for name, tensor in tensors.items():
-            row = self._find_row(name, source)
+            row = self._find_row(name, source, advice)
             match row:
                 case Ignored():
                     continue
@@ -165,13 +166,13 @@ class NameTable:
         """Returns the names that are parameters, sorted; UserError for a name without a row."""
         return sorted(n for n in names if not isinstance(self._find_row(n, source), Ignored))
 
-    def _find_row(self, name: str, source: str) -> NameMapping | Packed | Ignored:
+    def _find_row(self, name: str, source: str, advice: str = "") -> NameMapping | Packed | Ignored:
         try:
             return self._by_external[self._path(name)]
         except KeyError:
             raise UserError(
                 f"{source}: unknown tensor {name!r}; names of the format {self.name!r} look like "
-                f"{self._example()!r}; check that config.json belongs to these weights"
+                f"{self._example()!r}; check that config.json belongs to these weights{advice}"
             ) from None
 
     def _example(self) -> str:

@@ -1,6 +1,7 @@
 """Loads the model from which training starts: all formats of `load.py`, and TF1 checkpoints."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax.config.config_lib import from_json
@@ -13,23 +14,33 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.replaced_tokens import generator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.folder import resolve_model_folder
-from bert_jax.pretrained.load import LoadedModel, build_model, load_encoder, require_no_adapter
+from bert_jax.pretrained.load import (
+    LoadedModel,
+    build_model,
+    load_encoder,
+    require_no_adapter,
+    require_nothing_to_ignore,
+)
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-def load_model_or_tf1(path: str | Path) -> LoadedModel:
+def load_model_or_tf1(path: str | Path, ignore: Sequence[str] = ()) -> LoadedModel:
     """Reads a run folder, one step of a run, a Hugging Face folder or a Google TF1 checkpoint.
 
+    Args:
+      path, ignore: as for `load_model`.
+
     Raises:
-      UserError: as `load_model`.
+      ConfigError, UserError: as `load_model`.
     """
     folder = resolve_model_folder(path)
     if tf1.find_checkpoint(folder) is not None:
+        require_nothing_to_ignore(str(folder), ignore)
         return build_model(tf1.read_checkpoint(folder), str(folder))
-    model = load_encoder(folder)
+    model = load_encoder(folder, ignore=ignore)
     require_no_adapter(model, "be the start of another training")
     return model
 

@@ -217,7 +217,10 @@ or with what makes it a sentence encoder; `LoadedSeq2Seq` is T5 or BART."""
 
 
 def load_model(
-    path: str | Path, task: str | None = None, base: str | Path | None = None
+    path: str | Path,
+    task: str | None = None,
+    base: str | Path | None = None,
+    ignore: Sequence[str] = (),
 ) -> AnyModel:
     """Reads a model of any kind: a run, one step of a run, or a folder in Hugging Face's formats.
 
@@ -226,9 +229,12 @@ def load_model(
         an adapter folder of peft, or a run of SetFit.
       task: the task of a multi-task run whose head is loaded; None loads no head.
       base: the model that an adapter folder was trained on; None for that in its config.
+      ignore: names of tensors that are not read, such as "cls.structure.*", of a Hugging Face
+        folder of an encoder with a head that its family does not have.
 
     Raises:
-      ConfigError: there is no such task; or there is a base, but no adapter folder.
+      ConfigError: there is no such task; there is a base, but no adapter folder; or `ignore` is for
+        a folder of another kind.
       UserError: the path has no model; a file is damaged; the model's family is not supported; or
         the tokenizer has more tokens than the model.
     """
@@ -236,8 +242,9 @@ def load_model(
     if is_seq2seq(folder):
         require_no_task(str(folder), task)
         _require_no_base(str(folder), base)
+        require_nothing_to_ignore(str(folder), ignore)
         return load_seq2seq(folder)
-    encoder = load_encoder(folder, task, base)
+    encoder = load_encoder(folder, task, base, ignore)
     if is_setfit_folder(folder):
         return LoadedSetFit(encoder=encoder, head=load_head(folder))
     return encoder
@@ -265,7 +272,10 @@ def require_encoder(model: AnyModel, purpose: str) -> LoadedModel:
 
 
 def load_encoder(
-    path: str | Path, task: str | None = None, base: str | Path | None = None
+    path: str | Path,
+    task: str | None = None,
+    base: str | Path | None = None,
+    ignore: Sequence[str] = (),
 ) -> LoadedModel:
     """Reads an encoder for callers that need one; arguments and errors are as for `load_model`.
 
@@ -276,16 +286,18 @@ def load_encoder(
     path = str(folder)
     if is_adapter_folder(folder):
         require_no_task(path, task)
+        require_nothing_to_ignore(path, ignore)
         imported, adapter, adapter_params = read_with_base(folder, base, load_encoder)
         model = build_model(imported, path)
         return dataclasses.replace(model, adapter=adapter, adapter_params=adapter_params)
     _require_no_base(path, base)
     if (found := run_folder.find_run(folder)) is not None:
+        require_nothing_to_ignore(path, ignore)
         return _load_run(*found, task)
     encoder_folder = transformer_folder(folder)
     if (encoder_folder / huggingface.CONFIG).is_file():
         require_no_task(path, task)
-        return build_model(huggingface.read_folder(encoder_folder), path)
+        return build_model(huggingface.read_folder(encoder_folder, ignore), path)
     raise UserError(
         f"{path}: {describe_folder(folder)}; expected a run folder with {CHECKPOINTS}/, or a "
         f"Hugging Face folder with {huggingface.CONFIG} and {huggingface.WEIGHTS} "
@@ -296,6 +308,15 @@ def load_encoder(
 def _require_no_base(source: str, base: str | Path | None) -> None:
     if base is not None:
         raise ConfigError(f"--base {base}: {source} is not an adapter folder, so it has no base")
+
+
+def require_nothing_to_ignore(source: str, ignore: Sequence[str]) -> None:
+    """Raises a ConfigError if there are tensors to ignore of a source that has no such option."""
+    if ignore:
+        raise ConfigError(
+            f"the tensors to ignore are {', '.join(ignore)}, but {source} is not a Hugging Face "
+            "folder of an encoder"
+        )
 
 
 def build_model(

@@ -10,6 +10,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
+from bert_jax.pretrained.load import LoadedModel, load_model
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,15 @@ def test_errors_are_one_line_with_an_exit_code(exported, tmp_path, capsys, monke
     with pytest.raises(SystemExit) as stop:
         main(["embed", exported, "a net", "--layers=last"])
     assert stop.value.code == 2
+
+
+def test_conversion_leaves_tensors_out(exported, tmp_path, capsys):
+    output = ["--output", str(tmp_path / "pruned")]
+    assert main(["convert", exported, *output, "--generator", "--ignore", "cls.*"]) == 2
+    assert "tensors to ignore are cls.*, but the generator of" in capsys.readouterr().err
+    assert main(["convert", exported, *output, "--ignore", "cls.*"]) == 0
+    model = load_model(tmp_path / "pruned")
+    assert isinstance(model, LoadedModel) and "masked_lm" in model.missing
 
 
 def test_converted_export_is_the_same_model(exported, tmp_path, capsys):

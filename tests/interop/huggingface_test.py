@@ -45,6 +45,19 @@ def test_written_folder_is_read_back_bit_identical(folder):
         np.testing.assert_array_equal(imported.flat_params[path], leaf, err_msg=path)
 
 
+def test_named_tensors_are_ignored(folder):
+    change_weights(folder, lambda t: {**t, "cls.structure.weight": np.ones(3, np.float32)})
+    with pytest.raises(UserError, match=r"'cls\.structure\.weight'.*convert --ignore"):
+        huggingface.read_folder(folder)
+    with pytest.raises(UserError, match=r"'cls\.structure\.\*s', which is to be ignored"):
+        huggingface.read_folder(folder, ["cls.structure.*s"])
+    names = ["cls.structure.*", "cls.seq_relationship.*"]
+    flat = huggingface.read_folder(folder, names).flat_params
+    expected = random_parameters(small_config())
+    assert expected.keys() - flat.keys() == {"next_sentence/bias", "next_sentence/kernel"}
+    assert all(np.array_equal(flat[path], expected[path]) for path in flat)
+
+
 def test_untied_head_keeps_its_table_and_bias(tmp_path):
     config = small_config(tie_word_embeddings=False, hidden_act="gelu_tanh")
     flat = random_parameters(config)
