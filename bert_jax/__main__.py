@@ -1,8 +1,9 @@
 """Runs the command line `bert-jax VERB`: parses the flags, runs the verb, prints errors.
 
 A verb is a module with `HELP` (one line), `EPILOG` (examples and notes), `Arguments` (a dataclass
-whose fields are its flags, see `config/flags.py`) and `run(args: Arguments)`. It imports heavy
-packages inside `run`, so that `--help` and usage errors appear at once.
+whose fields are its flags, see `config/flags.py`) and `run(args: Arguments)`, and if it has many
+flags, `COMMON`, those that `--help` lists first. It imports heavy packages inside `run`, so that
+`--help` and usage errors appear at once.
 
 Exit codes: 0 done; 1 bad input, explained in one `error:` line; 2 wrong usage or configuration. A
 verb may return others: 75 when a signal stopped training, which has saved and can be resumed; 130
@@ -15,8 +16,10 @@ import io
 import os
 import platform
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,52 +62,66 @@ from bert_jax.io.log_handler import set_up_logging
 from bert_jax.io.parent_process import exit_with_parent
 from bert_jax.version import __version__
 
-VERBS: dict[str, Any] = {
-    "quickstart": quickstart,
-    "tokenizer train": train_tokenizer,
-    "curate": curate,
-    "curate-classifier": curate_classifier,
-    "curate-ngrams": curate_ngrams,
-    "prepare": prepare,
-    "data inspect": inspect_data,
-    "recipes": recipes,
-    "plan": plan,
-    "pretrain": pretrain,
-    "finetune": finetune,
-    "embed-train": embed_train,
-    "setfit": setfit,
-    "simulate": simulate,
-    "tpu": tpu,
-    "glue": glue,
-    "few-shot": few_shot,
-    "sweep": sweep,
-    "show-config": show_config,
-    "baselines": baselines,
-    "export": export,
-    "convert": convert,
-    "evaluate": evaluate,
-    "predict": predict,
-    "fill-mask": fill_mask,
-    "generate": generate,
-    "embed": embed,
-    "embed-evaluate": embed_evaluate,
-    "distill-static": distill_static,
-    "serve": serve,
-    "search index": search_index,
-    "search query": search_query,
-    "search evaluate": search_evaluate,
-    "search mine": search_hard_negatives,
-    "fisher": fisher,
-    "forgetting": forgetting,
+VERB_GROUPS: dict[str, dict[str, Any]] = {
+    "data": {
+        "tokenizer train": train_tokenizer,
+        "curate": curate,
+        "curate-classifier": curate_classifier,
+        "curate-ngrams": curate_ngrams,
+        "prepare": prepare,
+        "data inspect": inspect_data,
+    },
+    "train": {
+        "quickstart": quickstart,
+        "recipes": recipes,
+        "show-config": show_config,
+        "pretrain": pretrain,
+        "finetune": finetune,
+        "embed-train": embed_train,
+        "setfit": setfit,
+    },
+    "use": {
+        "predict": predict,
+        "evaluate": evaluate,
+        "fill-mask": fill_mask,
+        "generate": generate,
+        "embed": embed,
+        "embed-evaluate": embed_evaluate,
+        "search index": search_index,
+        "search query": search_query,
+        "search evaluate": search_evaluate,
+        "search mine": search_hard_negatives,
+        "serve": serve,
+    },
+    "hand over": {"export": export, "convert": convert, "distill-static": distill_static},
+    "study": {
+        "baselines": baselines,
+        "glue": glue,
+        "few-shot": few_shot,
+        "sweep": sweep,
+        "forgetting": forgetting,
+        "fisher": fisher,
+    },
+    "TPU": {"plan": plan, "simulate": simulate, "tpu": tpu},
 }
-"""Verb -> module, in the order in which `--help` lists them."""
+"""Heading of `--help` -> verb -> module, in the order of `--help`."""
+
+VERBS = {name: module for verbs in VERB_GROUPS.values() for name, module in verbs.items()}
 
 TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train, setfit)
 
 MALLOC_TUNABLE = "glibc.malloc.hugetlb"
 HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
-DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT-family encoders, T5 and BART in JAX."
+DESCRIPTION = """\
+Pretrains, fine-tunes, exports and runs BERT-family encoders, T5 and BART in JAX.
+
+start here; `bert-jax VERB --help` explains a verb, with examples:
+  all of it, on text of this machine    bert-jax quickstart --output quickstart
+  classify texts, with your labels      bert-jax finetune --help
+  pretrain on your documents            bert-jax prepare --help, then bert-jax pretrain --help
+  use a model that exists               bert-jax predict, embed or fill-mask, with its folder
+"""
 
 EPILOG = """\
 example: train a tokenizer, prepare documents, pretrain, export, predict
@@ -199,25 +216,38 @@ class _ClosedOutput(io.TextIOBase):
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the parser of all verbs; a name of two words (`data inspect`) is a verb in a group."""
-    parser = _Parser(prog="bert-jax", description=DESCRIPTION, epilog=EPILOG)
+    parser = _Parser(prog="bert-jax", description=DESCRIPTION + _verb_list(), epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
-    subparsers = parser.add_subparsers(metavar="VERB", required=True)
+    # The description lists the verbs, because argparse has no groups of them.
+    subparsers = parser.add_subparsers(metavar="VERB", required=True, help=argparse.SUPPRESS)
+    parser.usage = "bert-jax VERB ..."
     groups: dict[str, Any] = {}
     for name, module in VERBS.items():
         *group, leaf = name.split()
-        parent = subparsers
+        parent, settings = subparsers, {}
         if group:
             (group_name,) = group
             if group_name not in groups:
-                group_help = f"group of verbs, such as `bert-jax {name}`: {module.HELP}"
-                group_parser = subparsers.add_parser(group_name, help=group_help)
+                group_parser = subparsers.add_parser(group_name)
                 groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
-            parent = groups[group_name]
-        verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)
-        add_flags(verb, module.Arguments)
+            parent, settings = groups[group_name], {"help": module.HELP}
+        verb = parent.add_parser(leaf, description=module.HELP, **settings)
+        add_flags(verb, module.Arguments, getattr(module, "COMMON", ()))
         verb.epilog = module.EPILOG
         verb.set_defaults(chosen_verb=module)
     return parser
+
+
+def _verb_list() -> str:
+    """Returns the verbs with their help, under the headings of their groups."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    lines: list[str] = []
+    for title, verbs in VERB_GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, module in verbs.items():
+            text = f"{name:19}{module.HELP}"
+            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=" " * 21)
+    return "\n".join(lines)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from bert_jax.config.config_lib import override
 from bert_jax.config.data import CorpusMixture, PretrainingData, WeightedCorpus
 from bert_jax.config.experiment import Experiment, check_experiment
-from bert_jax.config.flags import REQUIRED, first_given, flag, flag_name, given, positional, switch
+from bert_jax.config.flags import (
+    REQUIRED,
+    check_needs,
+    first_given,
+    flag,
+    flag_name,
+    given,
+    positional,
+    switch,
+)
 from bert_jax.config.labeled_data import (
     GLUE_NAMES,
     Columns,
@@ -91,6 +100,7 @@ _TASK_FLAGS: dict[str, tuple[str, ...]] = {
 }
 _FLAG_TO_FIELD = {"glue_dir": "folder", "snli_dir": "folder", "squad_version": "version"}
 _TEXT_GROUP_SIZE = 256
+DEFAULT_CANDIDATES = 100
 
 _data = partial(flag, group="data of the task")
 
@@ -386,7 +396,17 @@ class RerankArguments:
     """Names a cross-encoder that orders what a search has found."""
 
     rerank: str | None = flag("MODEL", "cross-encoder that orders the best texts again")
-    candidates: int = flag("N", "texts that --rerank scores for each query", 100)
+    candidates: int | None = flag(
+        "N", f"texts that --rerank scores for each query (default: {DEFAULT_CANDIDATES})"
+    )
+
+    def __post_init__(self) -> None:
+        check_needs(self, "rerank", "candidates")
+
+    @property
+    def num_candidates(self) -> int:
+        """Returns --candidates or its default."""
+        return DEFAULT_CANDIDATES if self.candidates is None else self.candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,6 +419,11 @@ class EncodingArguments:
         "treatment of bytes that are not valid text (default: strict, which is an error)",
         "strict",
     )
+
+    def check_encoding(self, texts: tuple[str, ...], files: tuple[str, ...]) -> None:
+        """Raises a ConfigError if --encoding or --errors is given, but all texts are words."""
+        if texts and not files and (name := first_given(self, "encoding", "errors")):
+            raise ConfigError(f"{name} is for files and standard input, but TEXT is given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +438,9 @@ class TextArguments(EncodingArguments):
         (),
         action="append",
     )
+
+    def __post_init__(self) -> None:
+        self.check_encoding(self.texts, self.file)
 
 
 def text_groups(args: Any) -> Iterator[list[str]]:

@@ -4,7 +4,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.config.flags import REQUIRED, flag, positional, switch
+from bert_jax.config.flags import REQUIRED, check_needs, first_given, flag, positional, switch
+from bert_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,19 @@ class Arguments:
     longformer: int | None = flag(
         "TOKENS", "maximum length of a Longformer to make from SOURCE, which has learned positions"
     )
-    window: int = flag("TOKENS", "attention window of the Longformer, an even number", 512)
+    window: int | None = flag(
+        "TOKENS",
+        "attention window of the Longformer, an even number, with --longformer (default: 512)",
+    )
     ignore: tuple[str, ...] = flag(
         "NAME",
         "tensors to leave out, such as 'cls.structure.*', of a Hugging Face folder of an encoder "
         "with a head that its family does not have",
         (),
     )
+
+    def __post_init__(self) -> None:
+        check_needs(self, "longformer", "window")
 
 
 def run(args: Arguments) -> int:
@@ -54,6 +61,8 @@ def run(args: Arguments) -> int:
     # Before the checkpoint is loaded, which takes seconds.
     check_new_folder(Path(args.output))
     if is_seq2seq(args.source):
+        if name := first_given(args, "generator", "longformer"):
+            raise ConfigError(f"{name} is not supported for encoder-decoders; remove it")
         from bert_jax.export.seq2seq import export_seq2seq
         from bert_jax.pretrained.seq2seq import load_seq2seq
 
@@ -69,7 +78,8 @@ def run(args: Arguments) -> int:
     if args.longformer is not None:
         from bert_jax.pretrained.longformer import make_longformer
 
-        model = make_longformer(model, max_length=args.longformer, attention_window=args.window)
+        window = 512 if args.window is None else args.window
+        model = make_longformer(model, max_length=args.longformer, attention_window=window)
     export(model, Path(args.output))
     if model.missing:
         logger.warning("%s has no %s", args.source, ", no ".join(model.missing))

@@ -59,6 +59,7 @@ class Arguments(VectorArguments, TextArguments, ModelArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.prompt_name is not None and self.prompt is not None:
             raise ConfigError("--prompt-name and --prompt are both given; expected one of them")
 

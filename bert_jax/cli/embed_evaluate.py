@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.cli.arguments import ModelArguments, VectorArguments
-from bert_jax.config.flags import flag
+from bert_jax.config.flags import check_needs, flag
 from bert_jax.config.labeled_data import GLUE_NAMES, Columns, Glue, GlueName
 from bert_jax.errors import ConfigError
 
@@ -33,7 +33,9 @@ class Arguments(VectorArguments, ModelArguments):
 
     glue: str | None = flag("FOLDER", "folder with STS-B/dev.tsv and so on")
     task: tuple[GlueName, ...] = flag(
-        "NAME", f"GLUE tasks to evaluate, on their dev sets: {', '.join(GLUE_NAMES)}", ("stsb",)
+        "NAME",
+        f"GLUE tasks to evaluate, on their dev sets: {', '.join(GLUE_NAMES)} (default: stsb)",
+        (),
     )
     file: str | None = flag("FILE", "CSV, TSV, JSON lines or Parquet file, in place of --glue")
     train: str | None = flag("FILE", "labeled texts on which logistic regression is trained")
@@ -42,18 +44,23 @@ class Arguments(VectorArguments, ModelArguments):
     label: str | None = flag("COLUMN", "column of the label or score")
     output: str | None = flag("FILE", "JSON file for the results")
 
-    def task_configs(self) -> list[Glue | Columns]:
-        """Returns the tasks; ConfigError if --glue and --file are not one of two."""
+    def __post_init__(self) -> None:
         if (self.glue is None) == (self.file is None):
             raise ConfigError(
                 "expected either --glue FOLDER, or --file FILE with --text and --label"
             )
-        if self.glue is not None:
-            return [Glue(task=name, folder=self.glue) for name in self.task]
-        if self.text is None or self.label is None:
+        check_needs(self, "glue", "task")
+        check_needs(self, "file", "train", "text", "text_pair", "label")
+        if self.file is not None and (self.text is None or self.label is None):
             raise ConfigError(
                 "--file needs --text and --label, the columns of the text and its label"
             )
+
+    def task_configs(self) -> list[Glue | Columns]:
+        """Returns the tasks of --glue, or the one of --file."""
+        if self.glue is not None:
+            return [Glue(task=name, folder=self.glue) for name in self.task or ("stsb",)]
+        assert self.text is not None and self.label is not None
         return [
             Columns(
                 train=self.train,

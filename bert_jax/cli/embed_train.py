@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bert_jax.cli.arguments import PRETRAINED, RunArguments
 from bert_jax.config.config_lib import override
-from bert_jax.config.flags import REQUIRED, first_given, flag, given, positional, switch
+from bert_jax.config.flags import (
+    REQUIRED,
+    check_needs,
+    first_given,
+    flag,
+    given,
+    positional,
+    switch,
+)
 from bert_jax.config.labeled_data import Glue, Snli
 from bert_jax.config.sentence_embeddings import (
     NliFiles,
@@ -62,6 +70,10 @@ LossName = Literal[
     "mse",
     "margin-mse",
 ]
+COMMON = (
+    *("train", "texts", "score", "label", "dev", "model", "run", "loss"),
+    *("epochs", "batch_size", "learning_rate", "max_length"),
+)
 _SETTINGS = (
     *("epochs", "batch_size", "chunk_size", "learning_rate", "max_length", "eval_every"),
     *("seed", "pooling"),
@@ -82,6 +94,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 _data = partial(flag, group="data")
 _loss_flag = partial(flag, group="loss")
+_training = partial(flag, group="training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +150,16 @@ class Arguments(RunArguments):
     )
     epochs: float | None = flag("N", "training epochs (default: 1)")
     batch_size: int | None = flag("N", "examples of a batch (default: 64)")
-    chunk_size: int | None = flag(
+    chunk_size: int | None = _training(
         "N",
         "examples encoded at once, to save memory; the loss covers the whole batch (default: all)",
     )
     learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
     max_length: int | None = flag("TOKENS", "length of a text (default: as in the model, or 128)")
-    eval_every: int | None = flag("N", "updates between evaluations (default: a tenth of the run)")
-    seed: int | None = flag("N", "random seed (default: 0)")
+    eval_every: int | None = _training(
+        "N", "updates between evaluations (default: a tenth of the run)"
+    )
+    seed: int | None = _training("N", "random seed (default: 0)")
     set: tuple[str, ...] = flag(
         "FIELD=VALUE", "fields of the config, as in train.schedule.peak_learning_rate=2e-4", ()
     )
@@ -161,7 +176,12 @@ class Arguments(RunArguments):
         return "simcse" if len(self.texts or ()) == 1 else "multiple-negatives-ranking"
 
     def __post_init__(self) -> None:
-        unused = ("snli_dir", "splits") if self.data == "columns" else _FILE_FLAGS
+        unused = () if self.data == "nli" else ("snli_dir",)
+        unused += ("splits",) if self.data == "columns" else _FILE_FLAGS
+        if self.data == "columns" and self.dev != "stsb":
+            unused += ("glue_dir",)
+        if self.score is None and self.dev in (None, "stsb"):
+            unused += ("score_range",)
         if name := first_given(self, *unused):
             raise ConfigError(f"{self.data} does not use {name}; leave it out")
         if self.data == "columns" and (self.train is None or self.texts is None):
@@ -180,8 +200,9 @@ class Arguments(RunArguments):
             raise ConfigError(
                 f"--loss {self.loss_name} {problem} --teacher, a model whose vectors are learned"
             )
-        if self.dev is None and first_given(self, "dev_columns", "eval_every"):
-            raise ConfigError("--dev-columns and --eval-every need --dev, the pairs to evaluate on")
+        check_needs(self, "dev", "dev_columns", "eval_every")
+        if self.dev == "stsb" and self.dev_columns is not None:
+            raise ConfigError("--dev stsb has columns of its own; remove --dev-columns")
         if self.dev == "stsb" and self.glue_dir is None:
             raise ConfigError("--dev stsb needs --glue-dir, the folder with STS-B")
         if self.dev_columns is not None and len(self.dev_columns) != 3:

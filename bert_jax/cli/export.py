@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bert_jax.cli.arguments import PoolingArguments
-from bert_jax.config.flags import REQUIRED, first_given, flag, positional, switch
+from bert_jax.config.flags import REQUIRED, check_needs, first_given, flag, positional, switch
 from bert_jax.errors import ConfigError
 from bert_jax.io.hub import check_upload_name
 
@@ -88,8 +88,7 @@ class Arguments(PoolingArguments):
     def __post_init__(self) -> None:
         if self.push_to_hub:
             check_upload_name(self.push_to_hub)
-        if self.base_name and not self.adapter:
-            raise ConfigError("--base-name needs --adapter, whose folder names its base")
+        check_needs(self, "adapter", "base_name")
         if self.onnx and self.bundle:
             raise ConfigError("--bundle writes no ONNX files; run export once for each of the two")
         if self.sentence_transformers and (

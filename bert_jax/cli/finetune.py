@@ -19,7 +19,15 @@ from bert_jax.cli.arguments import (
 )
 from bert_jax.config.config_lib import override
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.flags import first_given, flag, flag_name, given, positional, switch
+from bert_jax.config.flags import (
+    check_needs,
+    first_given,
+    flag,
+    flag_name,
+    given,
+    positional,
+    switch,
+)
 from bert_jax.config.labeled_data import (
     Columns,
     FewShot,
@@ -67,6 +75,11 @@ A recipe, given with --config, replaces TASK and its flags. The recipe above tra
 several tasks, with one head for each task.
 """
 
+COMMON = (
+    *("train", "dev", "text", "label", "model", "run"),
+    *("epochs", "batch_size", "learning_rate", "max_length", "method"),
+)
+
 TEXT_TO_TEXT = "text2text"
 """The TASK of pairs of texts for encoder-decoders."""
 
@@ -112,6 +125,7 @@ _training = partial(flag, group="training")
 _long = partial(flag, group="long texts")
 _method = partial(flag, group="method")
 _few_shot = partial(flag, group="few examples")
+_teacher = partial(flag, group="distillation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +137,10 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
     )
     config: str | None = flag("FILE", "recipe, instead of TASK")
     model: str | None = flag("", PRETRAINED)
-    teacher: str | None = flag(
+    teacher: str | None = _teacher(
         "MODEL", "teacher for distillation: a model that was fine-tuned on this task"
     )
-    teacher_layers: tuple[int, ...] | None = flag(
+    teacher_layers: tuple[int, ...] | None = _teacher(
         "N,N,...",
         "layers of the teacher, counted from 0, that initialize a smaller model; instead of "
         "--model",
@@ -284,8 +298,7 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
             raise ConfigError(
                 f"--max-target-length is an option of {TEXT_TO_TEXT}, not of {self.task}"
             )
-        if self.teacher_layers and self.teacher is None:
-            raise ConfigError("--teacher-layers needs --teacher, the model that has these layers")
+        check_needs(self, "teacher", "teacher_layers")
         if self.teacher_layers and self.model is not None:
             raise ConfigError(
                 f"--model {self.model} and --teacher-layers: expected one of them, the model or "
@@ -302,12 +315,8 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
                     f"{flag_name(name)} does not apply to --method {self.method or 'full'}; "
                     f"expected --method {' or '.join(methods)}"
                 )
-        if self.demonstrations is not None and self.prompt is None:
-            raise ConfigError(
-                f"--demonstrations {self.demonstrations} needs --prompt, the template"
-            )
-        if self.split_seed is not None and self.shots is None:
-            raise ConfigError(f"--split-seed {self.split_seed} needs --shots, the number to sample")
+        check_needs(self, "prompt", "demonstrations")
+        check_needs(self, "shots", "split_seed")
 
     def _check_columns_of_texts(self) -> None:
         """Raises ConfigError if the flags of text2text are given with another task or a recipe."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments import ModelArguments, TextArguments, text_groups
-from bert_jax.config.flags import first_given, flag, given, switch
+from bert_jax.config.flags import check_needs, flag, given, switch
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ class Arguments(TextArguments, ModelArguments):
     no_repeat_ngram_size: int = _decoding("N", "no N tokens in a row occur twice in a text", 0)
 
     def __post_init__(self) -> None:
-        if not self.sample and (name := first_given(self, *_SAMPLING)):
-            raise ConfigError(f"{name} is a setting of sampling; add --sample")
+        super().__post_init__()
+        check_needs(self, "sample", *_SAMPLING)
         if self.sample and self.num_beams is not None:
             raise ConfigError("--sample and --num-beams exclude each other; remove one of them")
-        if self.length_penalty is not None and self.num_beams is None:
-            raise ConfigError("--length-penalty is a setting of beam search; add --num-beams")
+        check_needs(self, "num_beams", "length_penalty")
 
 
 def run(args: Arguments) -> None:

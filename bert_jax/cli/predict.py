@@ -17,7 +17,7 @@ from bert_jax.cli.arguments import (
     load_predictor,
     text_groups,
 )
-from bert_jax.config.flags import first_given, flag, given, positional, switch
+from bert_jax.config.flags import check_needs, flag, given, positional, switch
 from bert_jax.config.labeled_data import WindowPooling
 from bert_jax.errors import ConfigError
 from bert_jax.io.atomic_io import atomic_path, check_writable
@@ -57,6 +57,8 @@ Start and end of answers and entities count characters; for CoNLL files, entitie
 Line N of the output belongs to line N of a text file or of standard input: an empty line gets null,
 or empty lists of tags and entities.
 """
+COMMON = ("file", "text", "output", "pairs", "batch_size")
+
 _SETTINGS = ("truncation", "window_pooling", "max_length", "window_overlap", "allow_no_answer")
 _COLUMNS = ("text", "text_pair", "question", "context", "id")
 _GROUP_SIZE = 1024
@@ -122,14 +124,13 @@ class Arguments(EncodingArguments, PredictionArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.zero_shot is None and (name := first_given(self, "hypothesis", "multi_label")):
-            raise ConfigError(f"{name} needs --zero-shot, the labels")
+        check_needs(self, "zero_shot", "hypothesis", "multi_label")
         if self.zero_shot is not None and self.pairs:
             raise ConfigError("--pairs and --zero-shot: expected one of them")
         if self.texts and self.file:
             raise ConfigError("TEXT and --file are both given; expected one of them")
-        if not self.file and first_given(self, "format", *_COLUMNS):
-            raise ConfigError("--format and names of columns need --file, which is not given")
+        check_needs(self, "file", "format", *_COLUMNS)
+        self.check_encoding(self.texts, self.file)
 
 
 def run(args: Arguments) -> None:

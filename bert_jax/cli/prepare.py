@@ -26,6 +26,8 @@ The same command resumes after a stop. The files written are identical, byte for
 number of workers.
 """
 
+COMMON = ("files", "tokenizer", "output", "workers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(FilesArguments):

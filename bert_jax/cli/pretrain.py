@@ -23,6 +23,8 @@ BERT_JAX_COORDINATOR=HOST:PORT, BERT_JAX_NUM_PROCESSES=N and BERT_JAX_PROCESS_ID
 pod set only BERT_JAX_COORDINATOR=auto.
 """
 
+COMMON = ("run", "arg", "corpora", "init_from")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(RunArguments, CorporaArguments):

@@ -16,7 +16,10 @@ import argparse
 import dataclasses
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeVar
+
+from bert_jax.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -57,13 +60,30 @@ def switch(help: str, default: bool | None = False, *, group: str = "") -> Any:
     return flag("", help, default, group=group, action="store_true")
 
 
-def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
-    """Adds the fields of a dataclass to a parser, optional positional arguments last."""
-    hints = typing.get_type_hints(arguments)
+def add_flags(parser: argparse.ArgumentParser, arguments: type, common: Sequence[str] = ()) -> None:
+    """Adds the fields of a dataclass to a parser, optional positional arguments last.
+
+    Args:
+      common: the fields that most users need, which `--help` lists first, in this order; the others
+        follow in their groups, and those without a group at the end. (): no such order.
+    """
+
+    def order(field: "dataclasses.Field[Any]") -> tuple[int, bool]:
+        # argparse fills positional words in order, so those with a default come last.
+        if not common or "positional" in field.metadata:
+            return 0, _may_be_omitted(field)
+        is_common, has_group = field.name in common, bool(field.metadata["group"])
+        rank = common.index(field.name) if is_common else len(common) + (not has_group)
+        return rank, False
+
+    hints, usage = typing.get_type_hints(arguments), list[argparse.Action]()
     groups: dict[str, Any] = {"": parser}
-    # argparse fills positional words in order, so those with a default come last.
-    for field in sorted(dataclasses.fields(arguments), key=_may_be_omitted):
+    for field in sorted(dataclasses.fields(arguments), key=order):
         group = field.metadata["group"]
+        if "positional" in field.metadata or field.name in common:
+            group = ""
+        elif common and not group:
+            group = "other options"
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         settings = {**_settings_of_type(field, hints[field.name]), **field.metadata["settings"]}
@@ -78,7 +98,22 @@ def add_flags(parser: argparse.ArgumentParser, arguments: type) -> None:
             settings["required"] = field.default is REQUIRED
         name = field.name if is_positional else flag_name(field.name)
         # A flag that is not given leaves no attribute, and the dataclass has the default.
-        groups[group].add_argument(name, default=argparse.SUPPRESS, **settings)
+        added = groups[group].add_argument(name, default=argparse.SUPPRESS, **settings)
+        if is_positional or field.default is REQUIRED:
+            usage.append(added)
+    # The usage of argparse has all flags, which can be 25 lines above an error message.
+    words = [_usage(each) for each in sorted(usage, key=lambda each: bool(each.option_strings))]
+    if len(words) < len(dataclasses.fields(arguments)):
+        words.append("[OPTION ...]")
+    parser.usage = " ".join(["%(prog)s", *words])
+
+
+def _usage(argument: argparse.Action) -> str:
+    """Returns a word of the usage: "MODEL", "[TEXT ...]" or "--run FOLDER"."""
+    metavar = argument.metavar or argument.dest.upper()
+    value = f"{metavar} ..." if argument.nargs in ("+", "*") else str(metavar)
+    text = " ".join([*argument.option_strings, value])
+    return f"[{text}]" if argument.nargs in ("?", "*") else text
 
 
 def _may_be_omitted(field: "dataclasses.Field[Any]") -> bool:
@@ -147,6 +182,19 @@ def given(args: Any, *names: str, of: type | None = None) -> dict[str, Any]:
 def first_given(args: Any, *names: str, of: type | None = None) -> str | None:
     """Returns the first of the flags that was given, as "--batch-size"; None if none was."""
     return next((flag_name(name) for name in given(args, *names, of=of)), None)
+
+
+def check_needs(args: Any, needed: str, *names: str) -> None:
+    """Raises a ConfigError if a flag was given without the flag `needed`, so it has no effect.
+
+    Args:
+      needed: the field of the flag without which `names` do nothing.
+      names: fields whose defaults mean that they were not given.
+    """
+    if not given(args, needed) and (name := first_given(args, *names)):
+        raise ConfigError(
+            f"{name} needs {flag_name(needed)}, which is not given; add it, or remove {name}"
+        )
 
 
 def _fields(arguments: type) -> "tuple[dataclasses.Field[Any], ...]":

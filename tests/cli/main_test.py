@@ -173,6 +173,39 @@ def test_examples_in_the_help_of_every_verb_parse():
             assert names <= set(inspect.signature(get_config).parameters), command
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("convert bert --output x --window 64", "--window needs --longformer, which is not given"),
+        ("embed model --encoding latin-1 TEXT", "--encoding is for files and standard input"),
+        ("predict model --errors ignore TEXT", "--errors is for files and standard input"),
+        ("predict model --text review TEXT", "--text needs --file"),
+        ("embed-evaluate model --file x --text a --label b --task sst2", "--task needs --glue"),
+        ("embed-evaluate model --glue x --label stars", "--label needs --file"),
+        ("embed-train stsb --glue-dir x --snli-dir y --model m --run r", "not use --snli-dir"),
+        (
+            "embed-train columns --train x --texts a,b --glue-dir y --model m --run r",
+            "columns does not use --glue-dir",
+        ),
+        (
+            "embed-train columns --train x --texts a,b --score-range 0 5 --model m --run r",
+            "columns does not use --score-range",
+        ),
+        ("export run --output x --base-name a/b", "--base-name needs --adapter"),
+        ("finetune --text a --model m --run r --split-seed 1", "--split-seed needs --shots"),
+        ("simulate bert --hosts 2 --run r --signal KILL", "--signal needs --kill"),
+        ("search query index TEXT --candidates 5", "--candidates needs --rerank"),
+        ("search query index TEXT --method bm25 --model m", "bm25 reads no model"),
+        ("search evaluate squad:x --pooling cls", "--pooling is for MODEL"),
+        ("search mine model pairs --output x --seed 3", "--seed is for --sampling random"),
+        ("sweep --text a --model m --output x --grid epochs=1 --search-seed 3", "needs --random"),
+    ],
+)
+def test_flags_without_effect_are_errors(command, message, capsys):
+    assert cli.main(command.split()) == ConfigError.exit_code
+    assert message in capsys.readouterr().err
+
+
 def continued(epilog: str) -> str:
     """Returns the text with lines that end in a backslash joined to the next."""
     return epilog.replace("\\\n", " ")
@@ -191,8 +224,24 @@ def test_help_lists_every_verb(capsys):
     with pytest.raises(SystemExit) as exited:
         cli.main(["--help"])
     assert exited.value.code == 0
-    shown = capsys.readouterr().out.split()
-    assert {word for verb in cli.VERBS for word in verb.split()[:1]} <= set(shown)
+    shown = capsys.readouterr().out
+    positions = [shown.index(f"\n{title}") for title in ("start here", *cli.VERB_GROUPS)]
+    assert positions == sorted(positions)
+    for verb in cli.VERBS:
+        assert f"\n  {verb} " in shown
+    assert len(cli.VERBS) == sum(map(len, cli.VERB_GROUPS.values()))
+
+
+@pytest.mark.parametrize("verb", ["finetune", "pretrain", "predict", "embed-train", "prepare"])
+def test_common_flags_come_first(verb, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    usage, _, shown = capsys.readouterr().out.partition("options:\n")
+    assert len(usage.partition("\n\n")[0].splitlines()) == 1
+    common, others = shown.split("\n\n", 1)
+    expected = ["--help", *(f"--{name}".replace("_", "-") for name in cli.VERBS[verb].COMMON)]
+    assert re.findall(r"(?m)^  (?:-h, )?(--[a-z-]+)", common) == expected
+    assert not set(re.findall(r"(?m)^  (--[a-z-]+)", others)) & set(expected)
 
 
 def test_every_flag_that_takes_a_number_has_a_type():

@@ -182,7 +182,7 @@ def test_invalid_input_is_reported(error_of, tmp_path):
     assert "expected pairs" in error_of("texts", "--pairs", "a", code=2)
     assert "expected pairs" in error_of("questions", "a", code=2)
     assert "TEXT and --file are both given" in error_of("texts", "a", "--file", table, code=2)
-    assert "need --file" in error_of("texts", "a", "--text", "review", code=2)
+    assert "--text needs --file" in error_of("texts", "a", "--text", "review", code=2)
     (tmp_path / "w.txt").write_text("a\n")
     words = str(tmp_path / "w.txt")
     assert "--format lines or --format conll" in error_of("words", "--file", words)

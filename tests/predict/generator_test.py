@@ -203,7 +203,7 @@ def test_generate_prints_a_line_for_each_text(model, tmp_path, capsys):
     [
         (["--num-beams", "0"], "num_beams is 0, expected a number at least 1"),
         (["--num-beams", "2", "--sample"], "--sample and --num-beams exclude each other"),
-        (["--top-p", "0.5"], "--top-p is a setting of sampling; add --sample"),
+        (["--top-p", "0.5"], "--top-p needs --sample, which is not given"),
         (["--sample", "--temperature", "0"], "temperature is 0.0, expected a number above 0"),
         (["--max-new-tokens", "4", "--min-new-tokens", "5"], "min_new_tokens is 5, expected 0 to"),
         (["--sample", "--top-k", "60"], "top_k is 60, but .* has 56 tokens"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.cli.arguments import RecipeArguments
-from bert_jax.config.flags import REQUIRED, flag, switch
+from bert_jax.config.flags import REQUIRED, check_needs, flag, switch
 from bert_jax.errors import ConfigError
 from bert_jax.parallel.tpu_slices import Slice, all_slices, find_slice
 
@@ -48,8 +48,8 @@ class Arguments(RecipeArguments):
         REQUIRED,
     )
     mfu: float = flag("FRACTION", "assumed fraction of the peak FLOP/s", 0.4)
-    vocab_size: int = flag(
-        "N", "vocabulary size of an omitted corpus (default: 30522, as in BERT)", 30522
+    vocab_size: int | None = flag(
+        "N", "vocabulary size of an omitted corpus (default: 30522, as in BERT)"
     )
     compile: bool = switch(
         "compilation of each phase's step for each slice with libtpu (pip install "
@@ -62,8 +62,7 @@ class Arguments(RecipeArguments):
     json: bool = switch("output as JSON")
 
     def __post_init__(self) -> None:
-        if self.largest_batch and not self.compile:
-            raise ConfigError("--largest-batch needs --compile")
+        check_needs(self, "compile", "largest_batch")
 
 
 def run(args: Arguments) -> int:
@@ -79,9 +78,13 @@ def run(args: Arguments) -> int:
     from bert_jax.apps.plan.inputs import planned_experiment
     from bert_jax.parallel.tpu_slices import prices_as_of
 
-    experiment, missing_corpora = planned_experiment(
-        args.config, args.arg, args.set, args.vocab_size
-    )
+    vocab_size = 30522 if args.vocab_size is None else args.vocab_size
+    experiment, missing_corpora = planned_experiment(args.config, args.arg, args.set, vocab_size)
+    if args.vocab_size is not None and not missing_corpora:
+        raise ConfigError(
+            f"--vocab-size {vocab_size} is for an omitted corpus, but {args.config} needs none or "
+            "has it; remove --vocab-size"
+        )
     planned = _plan_slices(experiment, slices, args.mfu)
     plans = [plan for _, plan in planned if isinstance(plan, RunPlan)]
     suggestions = {
@@ -110,7 +113,7 @@ def run(args: Arguments) -> int:
     else:
         if missing_corpora:
             names = " and ".join(missing_corpora)
-            print(f"{names} not found: assuming a vocabulary size of {args.vocab_size:,}\n")
+            print(f"{names} not found: assuming a vocabulary size of {vocab_size:,}\n")
         if len(slices) == 1:
             print(table.describe_plan(plans[0], suggestions.get(slices[0].name, ())))
         else:

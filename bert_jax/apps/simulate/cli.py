@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_jax.apps.simulate.scenario import SIGNALS
 from bert_jax.cli.arguments import RUN_FOLDER, RecipeArguments
-from bert_jax.config.flags import REQUIRED, flag
+from bert_jax.config.flags import REQUIRED, check_needs, flag
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,11 @@ class Arguments(RecipeArguments):
         "host to send the signal to, and after which step; several: one for each start",
         (),
     )
-    signal: str = flag("", "signal of --kill", "TERM", choices=sorted(SIGNALS))
+    signal: str | None = flag("", "signal of --kill (default: TERM)", choices=sorted(SIGNALS))
     missing_host: tuple[str, ...] = flag("host=I", "hosts that are never started", ())
+
+    def __post_init__(self) -> None:
+        check_needs(self, "kill", "signal")
 
 
 def run(args: Arguments) -> int:
@@ -72,7 +75,7 @@ def run(args: Arguments) -> int:
     from bert_jax.train.preemption import EXIT_USER_ERROR
 
     train_config = args.experiment().train
-    kills = tuple(parse_kill(text, args.signal) for text in args.kill)
+    kills = tuple(parse_kill(text, args.signal or "TERM") for text in args.kill)
     log_every = logging_interval(train_config.logging.log_every, kills)
     scenario = Scenario(
         command=(sys.executable, "-m", "bert_jax", *_host_command(args, log_every)),

@@ -149,7 +149,7 @@ def test_teacher_vectors_are_learned_in_chunks(folder):
         (("--batch-size", "16", "--chunk-size", "5"), "does not divide the batch_size 16"),
         (("--loss", "mse"), "--loss mse needs --teacher"),
         (("--teacher", "x"), "--loss multiple-negatives-ranking does not use --teacher"),
-        (("--eval-every", "5"), "--dev-columns and --eval-every need --dev"),
+        (("--eval-every", "5"), "--eval-every needs --dev, which is not given"),
         (("--splits", "dev"), "columns does not use --splits"),
         (("--matryoshka-dims", "32"), "vectors have 16 components"),
     ],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bert_jax.cli.arguments import PoolingArguments, RerankArguments
 from bert_jax.config.flags import flag, positional
+from bert_jax.errors import ConfigError
 
 HELP = "evaluate retrieval by BM25, a model and a cross-encoder"
 
@@ -29,6 +30,11 @@ class Arguments(PoolingArguments, RerankArguments):
     )
     output: str | None = flag("FILE", "JSON file for the results")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling is not None and self.model is None:
+            raise ConfigError("--pooling is for MODEL, which is not given; remove it")
+
 
 def run(args: Arguments) -> None:
     """Prints a table with one line for each way of ranking."""
@@ -40,7 +46,7 @@ def run(args: Arguments) -> None:
     from bert_jax.predict.reranker import Reranker
     from bert_jax.pretrained.load import load_encoder
 
-    check_range("--candidates", args.candidates, at_least=1, at_most=DEPTH)
+    check_range("--candidates", args.num_candidates, at_least=1, at_most=DEPTH)
     if args.output is not None:
         check_writable(Path(args.output))
     data = read_retrieval_set(args.data)
@@ -51,7 +57,7 @@ def run(args: Arguments) -> None:
         EmbedderEncoder(load_encoder(args.model), pooling=args.pooling) if args.model else None
     )
     reranker = Reranker(load_encoder(args.rerank)) if args.rerank else None
-    results = evaluate_retrieval(data, encoder, reranker, num_candidates=args.candidates)
+    results = evaluate_retrieval(data, encoder, reranker, num_candidates=args.num_candidates)
     print(f"{data.name}: {len(data.queries):,} queries, {len(data.documents):,} texts")
     metrics = next(iter(results.values()))
     print(f"{'':10}" + "".join(f"{name:>12}" for name in metrics))

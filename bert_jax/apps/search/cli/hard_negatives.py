@@ -8,6 +8,7 @@ from typing import Literal
 
 from bert_jax.cli.arguments import ModelArguments, PoolingArguments
 from bert_jax.config.flags import REQUIRED, flag, positional
+from bert_jax.errors import ConfigError
 
 HELP = "find hard negatives for pairs of a query and a relevant text"
 
@@ -50,7 +51,11 @@ class Arguments(PoolingArguments, ModelArguments):
     sampling: Literal["top", "random"] = _choice(
         "", "the nearest of the remaining texts, or a random sample", "top"
     )
-    seed: int = _choice("N", "seed of the sample", 0)
+    seed: int | None = _choice("N", "seed of the sample (default: 0)")
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.sampling != "random":
+            raise ConfigError("--seed is for --sampling random; add it, or remove --seed")
 
 
 def run(args: Arguments) -> None:
@@ -73,7 +78,7 @@ def run(args: Arguments) -> None:
         max_score=args.max_score,
         min_score=args.min_score,
         sampling=args.sampling,
-        seed=args.seed,
+        seed=args.seed or 0,
     )
     table = read_table(args.pairs)
     require_columns(table, args.pairs, [args.query, args.positive])

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bert_jax.apps.search.index import Hit
 from bert_jax.cli.arguments import RerankArguments, TextArguments, text_groups
 from bert_jax.config.flags import flag, positional, switch
+from bert_jax.errors import ConfigError
 
 HELP = "find the texts of an index that fit a query"
 
@@ -42,6 +43,12 @@ class Arguments(RerankArguments, TextArguments):
     model: str | None = flag("MODEL", "copy of the index's model (default: its path in INDEX)")
     json: bool = switch("output as JSON lines")
 
+    def __post_init__(self) -> None:
+        RerankArguments.__post_init__(self)
+        TextArguments.__post_init__(self)
+        if self.method == "bm25" and self.model is not None:
+            raise ConfigError("--method bm25 reads no model; remove --model")
+
 
 def run(args: Arguments) -> None:
     """Prints the texts for each query, in order."""
@@ -64,7 +71,7 @@ def run(args: Arguments) -> None:
         if reranker is None:
             found = index.search(encoder, queries, top_k, args.method)
         else:
-            num_candidates = min(max(args.candidates, top_k), len(index))
+            num_candidates = min(max(args.num_candidates, top_k), len(index))
             candidates = index.search(encoder, queries, num_candidates, args.method)
             found = rerank_hits(reranker, queries, candidates, top_k)
         for query, hits in zip(queries, found, strict=True):

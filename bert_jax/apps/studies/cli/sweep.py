@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from bert_jax.cli.arguments import PRETRAINED, TaskArguments, seeds_from_count
-from bert_jax.config.flags import REQUIRED, flag, given
+from bert_jax.config.flags import REQUIRED, check_needs, flag, given
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +50,16 @@ class Arguments(TaskArguments):
         "interval to sample from, with --random; :log for a log-uniform distribution",
         (),
     )
-    search_seed: int = _space("N", "random seed of the samples", 0)
+    search_seed: int | None = _space("N", "seed of the samples of --random (default: 0)")
     num_seeds: int = _shared("N", "number of runs of each setting, with the seeds 0 to N-1", 1)
     epochs: float | None = _shared("N", "training epochs (default: as in finetune)")
     batch_size: int | None = _shared("N", "sequences of a batch (default: 32)")
     learning_rate: float | None = _shared("RATE", "peak learning rate (default: 5e-5)")
     max_length: int | None = _shared("TOKENS", "maximum length of a sequence")
     set: tuple[str, ...] = _shared("FIELD=VALUE", "fields of the config of every run", ())
+
+    def __post_init__(self) -> None:
+        check_needs(self, "random", "search_seed")
 
 
 def run(args: Arguments) -> int:
@@ -69,7 +72,7 @@ def run(args: Arguments) -> int:
         values=parse_values(args.grid),
         ranges=parse_ranges(args.range),
         num_samples=args.random,
-        seed=args.search_seed,
+        seed=args.search_seed or 0,
     )
     output = Path(args.output)
     study = Sweep(
