@@ -18,6 +18,7 @@ from bert_jax.api.trained import FineTunedModel, TrainedEmbedder, TrainedModel
 from bert_jax.cli import embed_train
 from bert_jax.cli import finetune as finetune_verb
 from bert_jax.cli import pretrain as pretrain_verb
+from bert_jax.cli.arguments import RunArguments
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import ColumnsKind
 from bert_jax.config.tuning import MethodName
@@ -111,6 +112,7 @@ def pretrain(
     init_from: Model | None = None,
     set: tuple[str, ...] = (),
     checkpoints: str | None = None,
+    overwrite: bool = False,
     **arg: Any,
 ) -> TrainedModel:
     """Trains a recipe, as `bert-jax pretrain` does; `pretrain("bert", corpus="prepared")`.
@@ -122,6 +124,7 @@ def pretrain(
       init_from: initial weights.
       set: "FIELD=VALUE" for fields of the config.
       checkpoints: folder of the checkpoints, also gs://; None: in the run folder.
+      overwrite: whether to remove the run in the run folder first, and start again.
       arg: arguments of the recipe, such as `size="tiny"` and `steps=1000`.
 
     Returns:
@@ -135,11 +138,19 @@ def pretrain(
         if corpora or init_from or set or arg:
             raise ConfigError("an Experiment is complete; change its fields instead of arguments")
         initialize(config_from_environment())
-        code = run_experiment(recipe, folder, checkpoints)
+        arguments = RunArguments(run=str(folder), overwrite=overwrite, checkpoints=checkpoints)
+        code = run_experiment(recipe, arguments.clear_run_folder(recipe), checkpoints)
     else:
-        values = {"config": str(recipe), "run": str(folder), "corpora": corpora, "set": set}
-        values |= {"init_from": init_from and _path(init_from), "checkpoints": checkpoints}
-        values["arg"] = tuple(f"{name}={_word(value)}" for name, value in arg.items())
+        values = {
+            "config": str(recipe),
+            "run": str(folder),
+            "corpora": corpora,
+            "init_from": init_from and _path(init_from),
+            "checkpoints": checkpoints,
+            "overwrite": overwrite,
+            "set": set,
+            "arg": tuple(f"{name}={_word(value)}" for name, value in arg.items()),
+        }
         code = pretrain_verb.run(_arguments(pretrain_verb.Arguments, values))
     return TrainedModel(folder, complete=code == EXIT_DONE)
 

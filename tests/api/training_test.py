@@ -1,5 +1,6 @@
 """Covers bert_jax/api: training from Python on tables in memory."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.runs.run_folder import read_config
 
 ROWS = [{"text": "a net", "label": "work"}, {"text": "the sea", "label": "rest"}] * 12
 
@@ -117,6 +119,10 @@ def test_pretrain_takes_an_experiment_or_a_recipe(tmp_path):
     trained = bert_jax.pretrain(experiment, run=tmp_path / "run")
     assert trained.complete and isinstance(trained.model, LoadedModel)
     assert trained.model.config == experiment.objective.model
+    again = bert_jax.pretrain(
+        dataclasses.replace(experiment, seed=1), run=tmp_path / "run", overwrite=True
+    )
+    assert again.complete and read_config(tmp_path / "run")["seed"] == 1
     with pytest.raises(ConfigError, match="an Experiment is complete"):
         bert_jax.pretrain(experiment, run=tmp_path / "run", steps=3)
     recipe = Path(__file__).parents[1] / "helpers" / "tiny_recipe.py"
