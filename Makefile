@@ -60,7 +60,7 @@ lint: $(VENV)/installed  ## run ruff check, ruff format --check and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(VENV)/installed  ## fix and format the code, and rewrite docs/files.md
+format: $(VENV)/installed  ## fix and format the code, and rewrite the pages made from code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/python docs/generate_files.py

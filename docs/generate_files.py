@@ -2,11 +2,13 @@
 
     python docs/generate_files.py
 
-`make format` runs it as well, and a test fails if the page is out of date.
+It also writes the pages of `docs/generate_settings.py`. `make format` runs it as well, and a test
+fails if a page is out of date.
 """
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,4 +53,8 @@ def render() -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    from docs import generate_settings
+
     PAGE.write_text(render())
+    generate_settings.write()

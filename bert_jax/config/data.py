@@ -120,6 +120,7 @@ class BartDenoising:
     The steps are sentence permutation, `token_noise`, rotation, in this order.
     """
 
+    # What is done to tokens; None: nothing.
     token_noise: TokenMasking | TokenDeletion | TextInfilling | None = TextInfilling()
     permuted_sentences: float = 1.0  # fraction of the sentences that exchange their places
     # Probability that a random token stands where a mask token would. The paper has none; the
@@ -348,7 +349,7 @@ class DynamicMasking:
 class StaticMasking:
     """Repeats windows, pairs and masks after `dupe_factor` epochs, as in BERT's release."""
 
-    dupe_factor: int = 10
+    dupe_factor: int = 10  # epochs with masks of their own, before they repeat
 
     def __post_init__(self) -> None:
         check_range("data.masking_schedule.dupe_factor", self.dupe_factor, at_least=1)
@@ -363,9 +364,10 @@ class PretrainingData:
     """Configures pretraining data: prepared corpora and how examples are made from them."""
 
     corpus: str | CorpusMixture  # folder written by `bert-jax prepare`, or several with weights
-    input_format: InputFormat = field(default_factory=SentencePairs)
+    input_format: InputFormat = field(default_factory=SentencePairs)  # how text becomes sequences
     # What is hidden from an encoder, or the noise that a decoder removes; None changes nothing.
     masking: MaskingConfig | Denoising | None = field(default_factory=Masking)
+    # Whether each epoch has new masks.
     masking_schedule: DynamicMasking | StaticMasking = field(default_factory=DynamicMasking)
     prefetch_batches: int = 4  # number of batches that are built in advance
     num_workers: int = 0  # processes that build batches; 0 uses a thread of this process
@@ -409,11 +411,12 @@ class FineTuningData:
     questions are always read in windows. With `prompt`, the objective's head has `LabelTokens`.
     """
 
-    task: TaskConfig
+    task: TaskConfig  # the files and their format
     tokenizer: str  # a file or folder that `load_tokenizer` opens
+    # Sequence lengths of batches, below the phase's.
     bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
     window_overlap: int = 128  # number of tokens that two windows of one long example share
-    truncation: Truncation = HeadTruncation()
+    truncation: Truncation = HeadTruncation()  # which part of a long text is read
     prompt: Prompt | None = None  # classification with label words at a mask
 
     def __post_init__(self) -> None:
@@ -442,8 +445,8 @@ class FineTuningData:
 class NamedTask:
     """Names one of several tasks; the name is part of metrics, file names and parameters."""
 
-    name: str
-    task: TaskConfig
+    name: str  # of letters, digits, '_', '-' and '.'
+    task: TaskConfig  # the files and their format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,11 +457,11 @@ class MultiTaskData:
     every sequence once. The other fields are as in `FineTuningData`.
     """
 
-    tasks: tuple[NamedTask, ...]
-    tokenizer: str
-    mixing: Mixing = ProportionalMixing()
-    bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths
-    window_overlap: int = FineTuningData.window_overlap
+    tasks: tuple[NamedTask, ...]  # each with a head of the same name in the objective
+    tokenizer: str  # as in `FineTuningData`
+    mixing: Mixing = ProportionalMixing()  # how often each task is drawn
+    bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths  # as in `FineTuningData`
+    window_overlap: int = FineTuningData.window_overlap  # as in `FineTuningData`
 
     def __post_init__(self) -> None:
         if not self.tasks:

@@ -57,10 +57,10 @@ class PretrainingDistillation:
       soft_targets: the tokens whose predictions are compared.
     """
 
-    teacher: Teacher
+    teacher: Teacher  # the model to learn from
     temperature: float = 2.0
-    soft_weight: float = 5.0
-    cosine_weight: float = 1.0
+    soft_weight: float = 5.0  # of the teacher's predictions; 0: not compared
+    cosine_weight: float = 1.0  # of the last hidden states; 0: not compared
     # "all_tokens": the predictions for all tokens except padding, as in DistilBERT's training;
     # "masked_tokens": for the positions that masked LM predicts, about 15 %. DistilBERT's script
     # has this as `restrict_ce_to_mask`; the logits take a sixth of the memory and the time.
@@ -104,10 +104,10 @@ class TaskDistillation:
     defaults are as in DistilBERT's distillation on SQuAD (Sanh et al. 2019, section 4.1).
     """
 
-    teacher: Teacher
-    temperature: float = 2.0
-    soft_weight: float = 0.5
-    hard_weight: float = 0.5
+    teacher: Teacher  # the fine-tuned model to learn from
+    temperature: float = 2.0  # divides the logits of both models before the softmax
+    soft_weight: float = 0.5  # of the teacher's predictions
+    hard_weight: float = 0.5  # of the labels
 
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
@@ -127,7 +127,7 @@ class SoftLabels:
     The labels are not used (PET, Schick and Schütze 2021, section 3.3).
     """
 
-    temperature: float = 2.0
+    temperature: float = 2.0  # divides the logits and the soft labels before the softmax
 
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)

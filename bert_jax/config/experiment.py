@@ -26,12 +26,13 @@ class Experiment:
         random parameters.
     """
 
-    name: str
-    objective: ObjectiveConfig
+    name: str  # of the run, as logs and model cards show it
+    objective: ObjectiveConfig  # the model, and what is minimized
+    # What the model is trained on; its type must fit the objective.
     data: PretrainingData | FineTuningData | MultiTaskData | SentenceEmbeddingData | TextToTextData
-    train: TrainConfig
-    mesh: MeshConfig = MeshConfig()
-    seed: int = 0
+    train: TrainConfig  # phases, optimizer, evaluation, checkpoints
+    mesh: MeshConfig = MeshConfig()  # how devices share a step
+    seed: int = 0  # of all randomness: parameters, order of examples, masks, dropout
     init_from: str | None = None
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ class BeamSearch:
 
     num_beams: int = 4
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = "when_unlikely"
+    early_stopping: EarlyStopping = "when_unlikely"  # when the search ends, see `EarlyStopping`
 
     def __post_init__(self) -> None:
         check_range("num_beams", self.num_beams, at_least=1)
@@ -78,7 +78,7 @@ class GenerationConfig:
       max_source_tokens: longer sources are truncated.
     """
 
-    decoding: Decoding = Greedy()
+    decoding: Decoding = Greedy()  # how the next token is chosen
     max_new_tokens: int = 64
     min_new_tokens: int = 0
     no_repeat_ngram_size: int = 0

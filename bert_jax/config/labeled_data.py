@@ -18,7 +18,7 @@ GLUE_NAMES: tuple[str, ...] = get_args(GlueName)
 class Glue:
     """Configures a GLUE task (Wang et al. 2019), from official TSV files or TensorFlow Datasets."""
 
-    task: GlueName
+    task: GlueName  # in lower case, without a dash
     folder: str | None = None  # contains CoLA/train.tsv and so on; None for TFDS
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class Glue:
 class Snli:
     """Configures SNLI (Bowman et al. 2015): a folder with snli_1.0_train.jsonl or TSV files."""
 
-    folder: str
+    folder: str  # of the unpacked SNLI release, with JSON lines or TSV files
 
     def __post_init__(self) -> None:
         if not self.folder:
@@ -45,8 +45,8 @@ class Snli:
 class Squad:
     """Configures question answering in SQuAD's JSON format (Rajpurkar et al. 2016, 2018)."""
 
-    train: str | None = None
-    dev: str | None = None
+    train: str | None = None  # JSON, plain or .gz
+    dev: str | None = None  # JSON, plain or .gz
     test: str | None = None  # may lack answers
     version: Literal["1.1", "2.0"] = "1.1"  # 2.0 has questions without an answer
     strict: bool = False  # refuse an answer that is not at its offset; by default it is searched
@@ -61,13 +61,13 @@ class Squad:
 class Conll:
     """Configures CoNLL-2003 files: one word and tag per line, a blank line after a sentence."""
 
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
-    word_column: int = 0
+    train: str | None = None  # plain or .gz
+    dev: str | None = None  # plain or .gz
+    test: str | None = None  # plain or .gz
+    word_column: int = 0  # counted from 0
     tag_column: int = -1  # counted from the end: the last column
     strict: bool = False  # refuse an invalid sequence of tags, which is repaired by default
-    encoding: str = "utf-8"
+    encoding: str = "utf-8"  # of the files
 
     def __post_init__(self) -> None:
         _check_files(self)
@@ -82,10 +82,10 @@ class Swag:
     The columns are sent1, sent2, ending0 ... endingN and label.
     """
 
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
-    encoding: str = "utf-8"
+    train: str | None = None  # plain or .gz
+    dev: str | None = None  # plain or .gz
+    test: str | None = None  # plain or .gz; it may lack labels
+    encoding: str = "utf-8"  # of the files
 
     def __post_init__(self) -> None:
         _check_files(self)
@@ -109,11 +109,11 @@ COLUMNS_METRICS: dict[ColumnsKind, tuple[str, ...]] = {
 class Columns:
     """Configures texts in CSV, TSV, JSON lines or Parquet files, by the names of their columns."""
 
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
-    text: str
-    text_pair: str | None = None
+    train: str | None = None  # plain or .gz
+    dev: str | None = None  # plain or .gz
+    test: str | None = None  # plain or .gz; it may lack labels
+    text: str  # the column of the text
+    text_pair: str | None = None  # the column of the second text; None: single texts
     label: str | None = None  # None: no labels, all examples are to be predicted
     id: str | None = None  # None: the row number is the id
     kind: ColumnsKind | None = None  # None: classification or regression, as the labels show
@@ -160,7 +160,7 @@ class FewShot:
     Dev has as many as training; the test split is the dev split of the task.
     """
 
-    task: Glue | Snli | Columns
+    task: Glue | Snli | Columns  # what is sampled from
     shots: int = 16  # K, the number of training examples of each class
     seed: int = 13  # of the sample
 
@@ -177,8 +177,8 @@ class TrainingFile:
     "logits", one for each class of the task: soft labels (see `read_training_file`).
     """
 
-    task: Glue | Snli | Columns | FewShot
-    file: str
+    task: Glue | Snli | Columns | FewShot  # whose labels, dev and test it keeps
+    file: str  # JSON lines, plain or .gz
 
 
 TaskConfig = Glue | Snli | Squad | Conll | Swag | Columns | FewShot | TrainingFile
@@ -216,7 +216,7 @@ class Windows:
     one. The predictions for the windows of a text are pooled.
     """
 
-    pooling: WindowPooling = "mean"
+    pooling: WindowPooling = "mean"  # how predictions are combined, see `WindowPooling`
 
     def __post_init__(self) -> None:
         if self.pooling not in WINDOW_POOLINGS:
@@ -233,7 +233,7 @@ class JointWindows:
     A batch has the windows of a text side by side; a text with fewer windows gets empty ones.
     """
 
-    num_windows: int = 8
+    num_windows: int = 8  # windows of a text that are read, from its beginning
 
     def __post_init__(self) -> None:
         check_range("data.truncation.num_windows", self.num_windows, at_least=2, at_most=4096)
@@ -262,7 +262,7 @@ class TemperatureMixing:
     1 gives proportional rates, large temperatures give nearly equal ones.
     """
 
-    temperature: float = 2.0
+    temperature: float = 2.0  # T of Raffel et al. 2020, section 3.5.2
 
     def __post_init__(self) -> None:
         check_range("data.mixing.temperature", self.temperature, above=0)
@@ -275,7 +275,7 @@ class CappedMixing:
     The limit is K of Raffel et al. 2020, section 3.5.2.
     """
 
-    max_examples: int = 65536
+    max_examples: int = 65536  # how many examples of a task count at most
 
     def __post_init__(self) -> None:
         check_range("data.mixing.max_examples", self.max_examples, at_least=1)
@@ -296,9 +296,9 @@ def _check_files(config: Squad | Conll | Swag | Columns) -> None:
 class TextColumns:
     """Configures pairs of texts in CSV, TSV, JSON lines or Parquet files, by column names."""
 
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
+    train: str | None = None  # plain or .gz
+    dev: str | None = None  # plain or .gz
+    test: str | None = None  # plain or .gz
     source: str  # the column that the encoder reads
     target: str  # the column that the decoder writes
     encoding: str = "utf-8"  # of all formats but Parquet
@@ -321,8 +321,8 @@ TextTaskConfig = TextColumns | Glue | Snli | Columns | Squad
 class NamedTextTask:
     """Names one of several tasks; the name is part of metrics and file names."""
 
-    name: str
-    task: TextTaskConfig
+    name: str  # as in `NamedTask`
+    task: TextTaskConfig  # the files and their format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,9 +338,9 @@ class TextToTextData:
       predicted_splits: the splits for which texts are generated at the end of training.
     """
 
-    tasks: tuple[NamedTextTask, ...]
+    tasks: tuple[NamedTextTask, ...]  # at least one
     tokenizer: str  # a file or folder that `load_tokenizer` opens
-    mixing: Mixing = ProportionalMixing()
+    mixing: Mixing = ProportionalMixing()  # how often each task is drawn
     packing: bool = False
     predicted_splits: tuple[str, ...] = ("dev", "test")
 

@@ -38,14 +38,14 @@ class Pretraining(ObjectiveBase):
     and the heads of the losses. With `distillation`, the outputs of a teacher are learned, too.
     """
 
-    model: EncoderConfig
-    mask_token_id: int
+    model: EncoderConfig  # the encoder to pretrain
+    mask_token_id: int  # the id of [MASK] in the tokenizer of the corpus
     mlm_weight: float = 1.0  # masked LM
     nsp_weight: float = 1.0  # next-sentence prediction (BERT)
     sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
     sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
-    distillation: PretrainingDistillation | None = None
-    compute: ComputeConfig = ComputeConfig()
+    distillation: PretrainingDistillation | None = None  # the teacher to learn from; None: none
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         weights = self.loss_weights.values()
@@ -86,9 +86,9 @@ class Pretraining(ObjectiveBase):
 class MaskedPermutedLM(ObjectiveBase):
     """Configures MPNet's own pretraining: masked and permuted LM (Song et al. 2020)."""
 
-    model: MPNetConfig
-    mask_token_id: int
-    compute: ComputeConfig = ComputeConfig()
+    model: MPNetConfig  # the encoder to pretrain
+    mask_token_id: int  # the id of the mask token in the tokenizer of the corpus
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
@@ -98,19 +98,19 @@ class MaskedPermutedLM(ObjectiveBase):
 class CausalLM(ObjectiveBase):
     """Configures the paper's left-to-right ablation: next-token prediction with a causal mask."""
 
-    model: EncoderConfig
-    compute: ComputeConfig = ComputeConfig()
+    model: EncoderConfig  # the encoder to pretrain
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(ObjectiveBase):
     """Configures an encoder-decoder that predicts targets: denoising, or a task as text to text."""
 
-    model: EncoderDecoderConfig
+    model: EncoderDecoderConfig  # the encoder-decoder
     label_smoothing: float = 0.0  # fraction of a target that is spread evenly over the vocabulary
     # Weight of the squared logarithm of the softmax's denominator; 1e-4 for the published T5.
     z_loss: float = 0.0
-    compute: ComputeConfig = ComputeConfig()
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         check_range("objective.label_smoothing", self.label_smoothing, at_least=0, below=1)
@@ -152,13 +152,14 @@ class ReplacedTokens(ObjectiveBase):
     `model` is what the run makes: the discriminator.
     """
 
-    model: EncoderConfig
-    generator: EncoderConfig
-    mask_token_id: int
+    model: EncoderConfig  # the discriminator
+    generator: EncoderConfig  # the smaller encoder that proposes tokens for masked positions
+    mask_token_id: int  # the id of the mask token in the tokenizer of the corpus
+    # How both networks share embeddings; None: each has its own.
     embedding_sharing: EmbeddingSharing | None = "shared"
     mlm_weight: float = 1.0  # of the generator's loss
     rtd_weight: float = 50.0  # of the discriminator's loss
-    compute: ComputeConfig = ComputeConfig()
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         check_range("objective.mlm_weight", self.mlm_weight, at_least=0)
@@ -216,16 +217,17 @@ class FineTuning(ObjectiveBase):
 
     takes_methods = True
 
-    model: EncoderConfig
-    head: TaskHead
+    model: EncoderConfig  # the encoder to adapt
+    head: TaskHead  # what is predicted, with the names of the labels
     # Dropout on the input of the head; not used by `QuestionAnsweringHead`, as in BERT's release.
     classifier_dropout: float = 0.1
     label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
     # One for each label of the head; () for equal weights. Those of a `MultiLabelHead` weight texts
     # that have the label (`pos_weight` in PyTorch).
     class_weights: tuple[float, ...] = ()
+    # A teacher or soft labels to learn from; None: the labels alone.
     distillation: TaskDistillation | SoftLabels | None = None
-    compute: ComputeConfig = ComputeConfig()
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         if isinstance(self.distillation, SoftLabels):
@@ -287,8 +289,8 @@ def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
 class NamedHead:
     """Names the head of one of several tasks; metrics, files and parameters use the name."""
 
-    name: str
-    head: TaskHead
+    name: str  # as in `NamedTask`
+    head: TaskHead  # what is predicted for this task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,11 +323,12 @@ class MultiTask(ObjectiveBase):
 
     takes_methods = True
 
-    model: EncoderConfig
-    heads: tuple[NamedHead, ...]
+    model: EncoderConfig  # the encoder that all tasks share
+    heads: tuple[NamedHead, ...]  # one for each task, in the order of their ids
+    # How the losses of the tasks add up.
     weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting()
     classifier_dropout: float = 0.1  # of each head, see `FineTuning`
-    compute: ComputeConfig = ComputeConfig()
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         if not self.heads:

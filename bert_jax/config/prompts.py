@@ -67,8 +67,8 @@ Segments = tuple[tuple[Part, ...], ...]
 class LabelWords:
     """Lists the words that stand for one class; the score of the class is the mean of theirs."""
 
-    label: str
-    words: tuple[str, ...]
+    label: str  # a label of the task
+    words: tuple[str, ...]  # what stands for it at the mask
 
     def __post_init__(self) -> None:
         if not self.words or not all(word.strip() for word in self.words):
@@ -140,12 +140,12 @@ class Prompt:
         is listed twice.
     """
 
-    template: str
-    label_words: tuple[LabelWords, ...]
+    template: str  # as in "{text} It was {mask}.", see the module
+    label_words: tuple[LabelWords, ...]  # one entry for each label
     # "single_token": each label word is one token, as in PET and LM-BFF; "averaged_tokens": a word
     # may have several, and its score is the mean of their logits.
     tokens_of_words: Literal["single_token", "averaged_tokens"] = "single_token"
-    demonstrations: Demonstrations | None = None
+    demonstrations: Demonstrations | None = None  # solved examples after the input; None: none
 
     def __post_init__(self) -> None:
         parse_template(self.template)

@@ -38,12 +38,12 @@ class TextFile:
       label: the column of a class.
     """
 
-    path: str
+    path: str  # a .csv, .tsv, .jsonl or .parquet file, the text formats plain or .gz
     texts: tuple[str, ...]
     score: str | None = None
     score_range: tuple[float, float] = (0.0, 1.0)
     label: str | None = None
-    encoding: str = "utf-8"
+    encoding: str = "utf-8"  # of all formats but Parquet
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -76,7 +76,7 @@ class NliFiles:
 
     tasks: tuple[Snli | Glue, ...]
     splits: tuple[str, ...] = ("train",)
-    form: NliForm = "triples"
+    form: NliForm = "triples"  # what is made of premises and hypotheses, see `NliForm`
 
     def __post_init__(self) -> None:
         if not self.tasks or not self.splits:
@@ -95,7 +95,7 @@ class StsBenchmark:
     """Configures the STS benchmark of GLUE: pairs with scores from 0 to 5, mapped to 0 to 1."""
 
     folder: str  # contains STS-B/train.tsv
-    split: str = "train"
+    split: str = "train"  # train, dev or test
 
     def __post_init__(self) -> None:
         if not self.folder:
@@ -123,8 +123,8 @@ class ContrastivePairs:
       seed: of the order of the pairs, which decides the pairs that are left out or repeated.
     """
 
-    task: Glue | Snli | Columns | FewShot
-    sampling: PairSampling = "oversampling"
+    task: Glue | Snli | Columns | FewShot  # the classification task whose texts are paired
+    sampling: PairSampling = "oversampling"  # how many pairs of each kind, see `PairSampling`
     num_iterations: int | None = None
     seed: int = 0
 
@@ -186,7 +186,7 @@ class SoftmaxLoss:
     The linear layer is not part of the trained sentence encoder.
     """
 
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # the classes of pairs, in the order of their logits
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < 2 or len(set(self.labels)) < len(self.labels):
@@ -204,7 +204,7 @@ class CosineSimilarityLoss:
 class CoSENTLoss:
     """Puts the cosines of the pairs of a batch into the order of their scores (Su 2022)."""
 
-    scale: float = 20.0
+    scale: float = 20.0  # multiplies the differences of cosines; 1 / temperature
 
     def __post_init__(self) -> None:
         _check_positive("scale", self.scale)
@@ -233,7 +233,7 @@ class MultipleNegativesRankingLoss:
 class TripletLoss:
     """Brings the positive of an anchor nearer to it than the negative, by a Euclidean margin."""
 
-    margin: float = 5.0
+    margin: float = 5.0  # Euclidean distance by which the negative should be farther away
 
     def __post_init__(self) -> None:
         _check_positive("margin", self.margin)
@@ -243,7 +243,7 @@ class TripletLoss:
 class ContrastiveLoss:
     """Brings pairs with label 1 together, and those with label 0 apart, up to a cosine margin."""
 
-    margin: float = 0.5
+    margin: float = 0.5  # cosine distance from which pairs with label 0 no longer count
 
     def __post_init__(self) -> None:
         _check_positive("margin", self.margin)
@@ -260,7 +260,7 @@ class UnsupervisedSimCSE:
         that is trained and then left out, as in the paper with the pooling "cls" (section 6.3).
     """
 
-    temperature: float = 0.05
+    temperature: float = 0.05  # divides the cosines
     mlp_only_train: bool = False
 
     def __post_init__(self) -> None:
@@ -278,7 +278,7 @@ class SupervisedSimCSE:
         softmax; 0 is the weight 1.
     """
 
-    temperature: float = 0.05
+    temperature: float = 0.05  # divides the cosines
     hard_negative_weight: float = 0.0
 
     def __post_init__(self) -> None:
@@ -337,7 +337,7 @@ class MatryoshkaLoss:
       weights: one for each size; () for equal weights of 1.
     """
 
-    loss: SingleLoss
+    loss: SingleLoss  # summed over the sizes
     dims: tuple[int, ...]
     weights: tuple[float, ...] = ()
 
@@ -395,11 +395,12 @@ class SentenceEmbedding(ObjectiveBase):
         the whole batch (GradCache, Gao et al. 2021). Dropout differs from that without chunks.
     """
 
-    model: EncoderConfig
+    model: EncoderConfig  # the encoder to adapt
+    # Pooling, and the modules after it.
     sentence_encoder: SentenceEncoderConfig = SentenceEncoderConfig()
-    loss: SentenceLoss
+    loss: SentenceLoss  # of the vectors; it determines which groups of texts are needed
     chunk_size: int | None = None
-    compute: ComputeConfig = ComputeConfig()
+    compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         size = self.embedding_size

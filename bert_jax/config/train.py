@@ -17,11 +17,11 @@ from bert_jax.errors import ConfigError, check_range
 class AdamW:
     """Configures Adam with decoupled weight decay; BERT's own Adam has no bias correction."""
 
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
+    b1: float = 0.9  # decay of the mean of gradients
+    b2: float = 0.999  # decay of the mean of squared gradients
+    epsilon: float = 1e-6  # added to the square root of the second moment
+    weight_decay: float = 0.01  # times the learning rate; kernels and tables only
+    bias_correction: bool = True  # whether moments are corrected for their start at 0
 
     def __post_init__(self) -> None:
         _check_moments(self)
@@ -34,10 +34,10 @@ class Lamb:
     Used for large batches.
     """
 
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
+    b1: float = 0.9  # as in `AdamW`
+    b2: float = 0.999  # as in `AdamW`
+    epsilon: float = 1e-6  # as in `AdamW`
+    weight_decay: float = 0.01  # as in `AdamW`
 
     def __post_init__(self) -> None:
         _check_moments(self)
@@ -52,10 +52,10 @@ class StableAdamW:
     `max_grad_norm` to None.
     """
 
-    b1: float = 0.9
-    b2: float = 0.99
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
+    b1: float = 0.9  # as in `AdamW`
+    b2: float = 0.99  # as in `AdamW`
+    epsilon: float = 1e-6  # as in `AdamW`
+    weight_decay: float = 0.01  # as in `AdamW`
 
     def __post_init__(self) -> None:
         _check_moments(self)
@@ -71,7 +71,7 @@ class Adafactor:
     """
 
     decay_rate: float = 0.8  # second moments decay by 1 - (number of the update) ** -decay_rate
-    clipping_threshold: float = 1.0
+    clipping_threshold: float = 1.0  # root mean square above which an update is scaled down
     min_dim_size_to_factor: int = 128  # smaller matrices have one moment for each element
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ def _check_moments(optimizer: AdamW | Lamb | StableAdamW) -> None:
 class WarmupLinear:
     """Configures a learning rate that rises linearly for `warmup_steps` and then decays to 0."""
 
-    peak_learning_rate: float = 1e-4
-    warmup_steps: int = 10_000
+    peak_learning_rate: float = 1e-4  # reached at the end of the warmup
+    warmup_steps: int = 10_000  # updates of the rise, fewer than the run has
 
     def __post_init__(self) -> None:
         _check_schedule(self)
@@ -111,9 +111,9 @@ class WarmupStableDecay:
     0 (Hägele et al. 2024). A run without decay can be continued, with or without decay.
     """
 
-    peak_learning_rate: float = 1e-4
-    warmup_steps: int = 10_000
-    decay_steps: int = 0
+    peak_learning_rate: float = 1e-4  # reached at the end of the warmup
+    warmup_steps: int = 10_000  # updates of the rise
+    decay_steps: int = 0  # updates of the fall at the end; 0: no fall
 
     def __post_init__(self) -> None:
         _check_schedule(self)
@@ -128,8 +128,8 @@ class InverseSquareRoot:
     the number of steps of the run.
     """
 
-    scale: float = 1.0
-    warmup_steps: int = 10_000
+    scale: float = 1.0  # multiplies the rate
+    warmup_steps: int = 10_000  # updates with a constant rate
 
     def __post_init__(self) -> None:
         check_range("train.schedule.scale", self.scale, above=0)
@@ -140,7 +140,7 @@ class InverseSquareRoot:
 class ConstantRate:
     """Configures a constant learning rate, as for the fine-tuning of T5."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-3  # of all updates
 
     def __post_init__(self) -> None:
         check_range("train.schedule.learning_rate", self.learning_rate, above=0)
@@ -255,8 +255,8 @@ class Phase:
       gradient_accumulation_steps: microbatches whose gradients are summed for one update.
     """
 
-    steps: int
-    seq_length: int
+    steps: int  # updates of this phase
+    seq_length: int  # tokens of a sequence, special tokens and padding included
     batch_size: int
     max_predictions_per_seq: int = 0
     gradient_accumulation_steps: int = 1
@@ -313,8 +313,8 @@ class CheckpointConfig:
       early_stopping_patience: evaluations without a better one after which the run ends early.
     """
 
-    save_every: int = 1000
-    keep_last: int = 3
+    save_every: int = 1000  # updates between two checkpoints
+    keep_last: int = 3  # how many of the newest stay on disk
     best_metric: str | None = None
     best_mode: Literal["min", "max"] | None = None
     early_stopping_patience: int | None = None
@@ -349,9 +349,9 @@ class HeldOutEval:
     """
 
     corpus: str
-    eval_every: int = 1000
-    num_examples: int = 1024
-    batch_size: int = 64
+    eval_every: int = 1000  # updates between two evaluations
+    num_examples: int = 1024  # examples of an evaluation, always the same
+    batch_size: int = 64  # sequences computed at once
     masking: MaskingConfig | Denoising = Masking()
 
     def __post_init__(self) -> None:
@@ -363,9 +363,9 @@ class HeldOutEval:
 class LabeledEval:
     """Configures the evaluation of fine-tuning on a labeled split, with the metrics of its task."""
 
-    split: str = "dev"
-    eval_every: int = 1000
-    batch_size: int = 64
+    split: str = "dev"  # whose labels the metrics compare with
+    eval_every: int = 1000  # updates between two evaluations
+    batch_size: int = 64  # sequences computed at once
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "batch_size"):
@@ -376,8 +376,8 @@ class LabeledEval:
 class LoggingConfig:
     """Configures how often metrics are logged; each time the host waits for the device."""
 
-    log_every: int = 50
-    tensorboard: bool = False
+    log_every: int = 50  # updates between two lines of metrics.jsonl
+    tensorboard: bool = False  # whether event files are written, too; needs the extra [tensorboard]
 
     def __post_init__(self) -> None:
         check_range("train.logging.log_every", self.log_every, at_least=1)
@@ -387,14 +387,14 @@ class LoggingConfig:
 class TrainConfig:
     """Configures a training run: its phases share one optimizer and one schedule."""
 
-    phases: tuple[Phase, ...]
-    optimizer: Optimizer = AdamW()
-    schedule: Schedule = WarmupLinear()
+    phases: tuple[Phase, ...]  # one after another, such as short sequences and then long ones
+    optimizer: Optimizer = AdamW()  # what turns gradients into updates
+    schedule: Schedule = WarmupLinear()  # the learning rate of each update, over all phases
     max_grad_norm: float | None = 1.0  # None does not clip gradients
-    checkpoints: CheckpointConfig = CheckpointConfig()
-    evaluation: HeldOutEval | LabeledEval | None = None
-    logging: LoggingConfig = LoggingConfig()
-    tuning: TuningConfig = TuningConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()  # what is saved, and when a run ends early
+    evaluation: HeldOutEval | LabeledEval | None = None  # None: the run is not evaluated
+    logging: LoggingConfig = LoggingConfig()  # how often metrics are written
+    tuning: TuningConfig = TuningConfig()  # which parameters are trained, and how fast
 
     def __post_init__(self) -> None:
         if not self.phases:

@@ -66,7 +66,7 @@ class EWC:
     """
 
     fisher: str
-    strength: float = 1e4
+    strength: float = 1e4  # lambda in the paper
 
     def __post_init__(self) -> None:
         check_range("train.tuning.weight_anchor.strength", self.strength, at_least=0)

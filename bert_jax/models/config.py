@@ -63,18 +63,20 @@ class TransformerConfig:
     norm: ClassVar[Norm] = "layer_norm"
     num_feed_forward_kernels: ClassVar[int] = 2
 
-    vocab_size: int
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
+    vocab_size: int  # V, the ids of the tokenizer
+    hidden_size: int = 768  # D, the width of hidden states
+    num_hidden_layers: int = 12  # N, the number of layers
+    num_attention_heads: int = 12  # H, the heads of each layer; a divisor of D
+    intermediate_size: int = 3072  # F, the width inside a feed-forward layer
+    # How the model knows the order of tokens, and its maximum length.
     positions: Positions = LearnedPositions()
-    hidden_act: Activation = "gelu"
-    type_vocab_size: int = 2
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
+    hidden_act: Activation = "gelu"  # the activation of feed-forward layers
+    type_vocab_size: int = 2  # token types, which mark the two texts of a pair; 0: none
+    hidden_dropout_prob: float = 0.1  # dropout of embeddings and sublayer outputs
+    attention_probs_dropout_prob: float = 0.1  # dropout of attention weights
+    layer_norm_eps: float = 1e-12  # added to the variance in each norm
+    initializer_range: float = 0.02  # the standard deviation of random kernels and tables
+    # Whether masked-LM logits use the table of the token embeddings.
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:

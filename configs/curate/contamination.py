@@ -48,7 +48,8 @@ def get_config(
       glue_dir: searches the dev and test sets of all tasks of GLUE that this folder has.
       squad: a file of SQuAD, version 1.1 or 2.0.
       conll: a file of CoNLL-2003.
-      items: a CSV, TSV, JSON lines or Parquet file of your own; `input_fields` are its columns.
+      items: a CSV, TSV, JSON lines or Parquet file of your own.
+      input_fields: the columns of `items`.
     """
     sets: list[EvaluationSet] = []
     if glue_dir is not None:

@@ -17,7 +17,12 @@ LONG_ENOUGH = RuleSet(name="docstrings", rules=(Rule(signal="words", at_least=40
 
 
 def get_config(*, train: str, heldout: str) -> CurationConfig:
-    """Returns the config for two files, of which the first becomes the first shard."""
+    """Returns the config for two files, of which the first becomes the first shard.
+
+    Args:
+      train: the file of the training corpus.
+      heldout: the file of the held-out corpus.
+    """
     return CurationConfig(
         sources=(
             Source(name="train", files=TextFiles(train)),

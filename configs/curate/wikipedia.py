@@ -18,7 +18,11 @@ LONG_ENOUGH = RuleSet(name="Wikipedia", rules=(Rule(signal="words", at_least=26)
 def get_config(
     *, files: str, content: Literal["prose", "all"] = "prose", max_dropped: float = 0.5
 ) -> CurationConfig:
-    """Returns the config for the dumps that match a pattern."""
+    """Returns the config for the dumps that match a pattern.
+
+    Args:
+      content: "prose" for text passages only, as BERT used them, or "all" for headings and lists.
+    """
     return CurationConfig(
         sources=(Source(name="wikipedia", files=WikipediaDump(files, content=content)),),
         rule_sets=(LONG_ENOUGH,),

@@ -52,7 +52,16 @@ def get_config(
     window_overlap: int = 128,
     seed: int = 0,
 ) -> Experiment:
-    """Returns the config of the run; `conll` holds eng.train, eng.testa, and eng.testb (or .gz)."""
+    """Returns the config of the run.
+
+    Args:
+      conll: the folder with eng.train, eng.testa and eng.testb (or .gz).
+      mixing: how often each task is drawn: in proportion to its size, by temperature (small tasks
+        more often), or equally.
+      weighting: how the losses are weighted: all examples equally, or by a learned variance of each
+        task.
+      window_overlap: tokens that two windows of one long example share.
+    """
     # Imported here, so that listing recipes does not import jax.
     from bert_jax.train.presets import multi_task_experiment
 

@@ -89,8 +89,20 @@ def get_config(
 ) -> Experiment:
     """Returns a run that starts from `model`, a run or a Hugging Face folder of T5 or BART.
 
-    `train`, `dev`, `test`, `source` and `target` are files and columns of your own texts. The
-    learning rate is 1e-3 with Adafactor and 3e-5 with AdamW, if none is given.
+    Args:
+      train, dev, test: CSV, TSV, JSON lines or Parquet files of your own texts.
+      source: the column that the encoder reads.
+      target: the column that the decoder learns to write.
+      encoding: of the text formats.
+      tasks: "all" tasks of GLUE, or names separated by commas.
+      squad_train, squad_dev: SQuAD's JSON files.
+      max_examples: how many examples of a task count at most for its share of the batches.
+      eval_every: the updates between two evaluations; None: a tenth of the run.
+      packing: whether several short examples share a sequence.
+      adafactor: whether the optimizer is Adafactor with a constant rate, as for T5, and not AdamW.
+      learning_rate: the peak learning rate; None: 1e-3 with Adafactor and 3e-5 with AdamW.
+      label_smoothing: the fraction of a target that is spread evenly over the vocabulary.
+      predict_test: whether texts are generated for the test splits, too.
     """
     # Imported here, so that listing recipes does not import jax.
     from bert_jax.data.finetuning.readers.glue import GLUE_TASKS as GLUE_FILES

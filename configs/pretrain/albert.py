@@ -63,6 +63,9 @@ def get_config(
 
     `warmup_steps` is by default the fraction of `steps` that it was in the published run. `tpu`
     computes attention in one kernel and communicates in the dtype of the computation.
+
+    Args:
+      version: which of the published models: their dropout and activation differ.
     """
     tokenizer = corpus_tokenizer(corpus)
     dtype = "bfloat16" if bfloat16 else "float32"

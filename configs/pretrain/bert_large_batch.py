@@ -48,9 +48,12 @@ def get_config(
 ) -> Experiment:
     """Returns a config with 90 % of the steps at length 128 and the rest at length 512.
 
-    `gradient_accumulation_steps` and `gradient_accumulation_steps_long` are the microbatches of a
-    step at the two lengths.
     `tpu` computes attention in a fused kernel and communicates in the compute dtype.
+
+    Args:
+      sequences: the sequences of all updates together.
+      gradient_accumulation_steps: the microbatches of an update at length 128.
+      gradient_accumulation_steps_long: the microbatches of an update at length 512.
     """
     if not 256 <= batch_size <= _REFERENCE_BATCH_SIZE:
         raise ConfigError(

@@ -65,10 +65,14 @@ def get_config(
 ) -> Experiment:
     """Returns the config of DistilBERT's run; 12,500 steps are three epochs of BERT's corpus.
 
-    `teacher_layers` are by default those of DistilBERT if the teacher has 12 layers, and otherwise
-    every second one from layer 0. `masked_tokens_only` compares the predictions at masked positions
-    only, which needs a sixth of the memory for logits. `tpu` computes attention in one kernel and
-    communicates in the dtype of the computation.
+    `tpu` computes attention in one kernel and communicates in the dtype of the computation.
+
+    Args:
+      teacher: the pretrained BERT to learn from: a run, a Hugging Face folder or a TF1 checkpoint.
+      teacher_layers: the layers of the teacher from which the student starts; None: those of
+        DistilBERT if the teacher has 12 layers, and otherwise every second one from layer 0.
+      masked_tokens_only: whether only predictions at masked positions are compared, which needs a
+        sixth of the memory for logits.
     """
     # Imported here, so that listing recipes does not import jax.
     from bert_jax.pretrained.initial import load_model_or_tf1

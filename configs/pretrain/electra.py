@@ -65,10 +65,11 @@ def get_config(
 ) -> Experiment:
     """Returns the paper's run on a corpus that `bert-jax prepare` has written.
 
-    `generator_fraction` is the width of the generator's layers as a fraction of the
-    discriminator's. It and the other values without a default are by default the published ones of
-    the size. `tpu` computes attention in one kernel and communicates in the dtype of the
-    computation.
+    Values without a default are by default the published ones of the size. `tpu` computes attention
+    in one kernel and communicates in the dtype of the computation.
+
+    Args:
+      generator_fraction: the width of the generator's layers as a fraction of the discriminator's.
     """
     tokenizer = corpus_tokenizer(corpus)
     dtype = "bfloat16" if bfloat16 else "float32"

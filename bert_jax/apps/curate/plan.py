@@ -59,8 +59,8 @@ _CONTEXT_CHARACTERS = 12
 class ReplacePrivateData:
     """Replaces e-mail addresses and public IP addresses by fixed words; None leaves them."""
 
-    email: str | None = "email address"
-    ip: str | None = "IP address"
+    email: str | None = "email address"  # what stands for an e-mail address
+    ip: str | None = "IP address"  # what stands for a public IPv4 address
 
     def apply(self, text: str, counts: Counter[str]) -> str:
         """Returns the text with replacements; adds their numbers to `counts`."""
@@ -109,8 +109,8 @@ class Rule:
     """
 
     signal: str | ModelSignal
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: float | None = None  # the smallest value that is kept
+    at_most: float | None = None  # the largest value that is kept
 
     def __post_init__(self) -> None:
         if isinstance(self.signal, str) and self.signal not in SIGNALS:
@@ -146,8 +146,8 @@ class Rule:
 class RuleSet:
     """Groups rules under a name, which is part of the reason in the ledger."""
 
-    name: str
-    rules: tuple[Rule, ...]
+    name: str  # begins the reason in the ledger
+    rules: tuple[Rule, ...]  # a document must be within the limits of all
 
     def __post_init__(self) -> None:
         if not self.rules:
@@ -213,8 +213,8 @@ DocumentFiles = TextFiles | ParquetFiles | WikipediaDump | HtmlFiles | WarcFiles
 class Source:
     """Names raw documents. Of equal documents, the one of the earlier source is kept."""
 
-    name: str
-    files: DocumentFiles
+    name: str  # part of the names of shards and of the ledger
+    files: DocumentFiles  # what is read, and how
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -225,7 +225,7 @@ class Source:
 class C4Lines:
     """Drops lines, and pages with few sentences, by the rules of C4 (`units.clean_page`)."""
 
-    splitter: str = "rules"
+    splitter: str = "rules"  # as `prepare --sentences`: "rules", "lines" or "sentencex:LANG"
 
     def __post_init__(self) -> None:
         get_sentence_splitter(self.splitter)  # raises for an unknown name before any work

@@ -56,11 +56,11 @@ class TextFiles:
     the field `json_field`.
     """
 
-    splits: Mapping[str, Patterns] | Patterns
-    document_unit: DocumentUnit = field(default="file", kw_only=True)
-    json_field: str = field(default="text", kw_only=True)
-    encoding: str = field(default="utf-8", kw_only=True)
-    errors: str = field(default="strict", kw_only=True)
+    splits: Mapping[str, Patterns] | Patterns  # patterns of files, or one for each split
+    document_unit: DocumentUnit = field(default="file", kw_only=True)  # in a text file
+    json_field: str = field(default="text", kw_only=True)  # of the text in a JSONL file
+    encoding: str = field(default="utf-8", kw_only=True)  # of all files
+    errors: str = field(default="strict", kw_only=True)  # "strict", "replace" or "ignore"
 
     def __post_init__(self) -> None:
         patterns_by_split = (

@@ -113,7 +113,7 @@ class PfeifferAdapter:
 class PrefixEncoder:
     """Computes keys and values during training with a small network of hidden width `size`."""
 
-    size: int = 512
+    size: int = 512  # hidden width of the network
 
     def __post_init__(self) -> None:
         check_range(f"{_FIELD}.reparametrization.size", self.size, at_least=1)

@@ -48,7 +48,7 @@ class BartConfig(Seq2SeqTransformerConfig):
     activation_dropout: float = 0.1
     init_std: float = 0.02
     pad_token_id: int = 1
-    bos_token_id: int = 0
+    bos_token_id: int = 0  # the token that begins a text
     eos_token_id: int = 2
     decoder_start_token_id: int = 2
     forced_eos_token_id: int | None = 2

@@ -36,8 +36,8 @@ class BlockSparseWhenLong:
     same, but a model there has full attention forever after its first short batch.
     """
 
-    block_size: int = 64
-    num_random_blocks: int = 3
+    block_size: int = 64  # tokens of a block
+    num_random_blocks: int = 3  # random blocks to which a block attends, besides 5 fixed ones
 
     def __post_init__(self) -> None:
         check_range("model.attention.block_size", self.block_size, at_least=1)
@@ -61,6 +61,7 @@ class BigBirdConfig(TransformerConfig):
     vocab_size: int = 50358
     positions: LearnedPositions = LearnedPositions(max_position_embeddings=4096)
     hidden_act: Activation = "gelu_tanh"
+    # Which tokens a token attends to.
     attention: FullAttention | BlockSparseWhenLong = BlockSparseWhenLong()
     sep_token_id: int = 66  # where the question ends, for Hugging Face's question answering
 

@@ -51,7 +51,7 @@ class ElectraConfig(TransformerConfig):
     replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = "dense"
 
     vocab_size: int = 30522
-    embedding_size: int = 768
+    embedding_size: int = 768  # E, the width of the embedding tables
     positions: LearnedPositions = LearnedPositions()
 
     def __post_init__(self) -> None:

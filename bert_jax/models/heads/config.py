@@ -64,7 +64,7 @@ class WindowEncoder:
     """
 
     num_windows: int = 8  # windows of a text that are read, which has fewer if it is shorter
-    num_layers: int = 2
+    num_layers: int = 2  # layers of the Transformer over windows, of the encoder's width
 
     def __post_init__(self) -> None:
         name = "objective.head.window_encoder"
@@ -79,7 +79,7 @@ class LabelTokens:
     The logit of a class is the mean over its words of the mean over the tokens of a word.
     """
 
-    mask_token_id: int
+    mask_token_id: int  # the id at whose position logits are read
     token_ids: tuple[tuple[tuple[int, ...], ...], ...]  # class -> words -> tokens
 
 
@@ -162,6 +162,7 @@ class RankingHead:
     """
 
     scope: ClassVar[Scope] = "sequence"
+    # What maps the output to a score, see `RankingActivation`.
     activation: RankingActivation = "sigmoid"
     window_encoder: WindowEncoder | None = None  # None: a pair is one sequence
 

@@ -25,8 +25,8 @@ plateau earlier.
 class LearnedPositions:
     """Adds a learned vector for each absolute position 0, 1, 2, ..., as in BERT."""
 
-    max_position_embeddings: int = 512
-    init: PositionInit = "normal"
+    max_position_embeddings: int = 512  # rows of the table: the maximum length in tokens
+    init: PositionInit = "normal"  # how the table is initialized, see `PositionInit`
 
     @property
     def max_length(self) -> int:
@@ -42,9 +42,10 @@ class PaddingOffsetPositions:
     of the published files: 514 rows for 512 tokens. Padding is recognized by its token id.
     """
 
+    # Rows of the table: the maximum length plus `pad_token_id` + 1.
     max_position_embeddings: int = 514
-    pad_token_id: int = 1
-    init: PositionInit = "normal"
+    pad_token_id: int = 1  # the id of padding, from which positions are counted
+    init: PositionInit = "normal"  # how the table is initialized, see `PositionInit`
 
     def __post_init__(self) -> None:
         if self.pad_token_id < 0:
@@ -70,7 +71,7 @@ class NoPositions:
     DeBERTa, ModernBERT and EuroBERT compute attention from relative positions.
     """
 
-    max_position_embeddings: int = 512
+    max_position_embeddings: int = 512  # the maximum length in tokens
 
     @property
     def max_length(self) -> int:

@@ -37,10 +37,10 @@ LARGEST_EMBEDDING = 2**16
 class Dense:
     """Configures a dense layer over the pooled vector: linear, activation (None: identity)."""
 
-    in_features: int
-    out_features: int
-    bias: bool = True
-    activation: Activation | None = "tanh"
+    in_features: int  # components of the vector that it reads
+    out_features: int  # components of its output
+    bias: bool = True  # whether a bias is added
+    activation: Activation | None = "tanh"  # after the linear layer; None: none
 
     def __post_init__(self) -> None:
         name = "sentence_encoder.modules: Dense"
@@ -62,8 +62,8 @@ SentenceModule = Dense | Normalize
 class Prompt:
     """Names a text that is put before a text to embed, such as "query: "."""
 
-    name: str
-    text: str
+    name: str  # as in "query", by which `prompt_name` chooses it
+    text: str  # what is put before the text
 
 
 @dataclass(frozen=True, kw_only=True)

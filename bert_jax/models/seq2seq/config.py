@@ -15,14 +15,14 @@ from bert_jax.models.layers.config import Activation, check_dropout
 class DenseFeedForward:
     """Selects the feed-forward layer of two kernels: output(activation(intermediate(x)))."""
 
-    activation: Activation = "relu"
+    activation: Activation = "relu"  # between the two kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedFeedForward:
     """Selects output(activation(intermediate(x)) * gate(x)) of three kernels (Shazeer 2020)."""
 
-    activation: Activation
+    activation: Activation  # of the branch that the gate multiplies
 
 
 FeedForward = DenseFeedForward | GatedFeedForward
@@ -49,10 +49,10 @@ class Seq2SeqTransformerConfig:
 
     family: ClassVar[str]
 
-    vocab_size: int
+    vocab_size: int  # V, the ids of the tokenizer
     hidden_size: int
-    num_encoder_layers: int
-    num_decoder_layers: int
+    num_encoder_layers: int  # layers of the encoder
+    num_decoder_layers: int  # layers of the decoder
     num_attention_heads: int
     intermediate_size: int
     feed_forward: FeedForward

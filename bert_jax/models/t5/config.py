@@ -60,8 +60,8 @@ class T5Config(Seq2SeqTransformerConfig):
     feed_forward: FeedForward = DenseFeedForward()
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
-    layer_norm_epsilon: float = 1e-6
-    initializer_factor: float = 1.0
+    layer_norm_epsilon: float = 1e-6  # added to the mean square in each norm
+    initializer_factor: float = 1.0  # multiplies the deviations of all random parameters
     scale_decoder_outputs: bool = True
     pad_token_id: int = 0
     eos_token_id: int = 1

@@ -31,7 +31,7 @@ class FilePatterns:
     """
 
     PACKAGES: ClassVar[tuple[str, ...]] = ()
-    patterns: Patterns
+    patterns: Patterns  # one or more glob patterns
 
     def __post_init__(self) -> None:
         patterns = (self.patterns,) if isinstance(self.patterns, str) else tuple(self.patterns)
@@ -191,7 +191,7 @@ class ParquetFiles(FilePatterns):
     Other columns are left out.
     """
 
-    column: str = "text"
+    column: str = "text"  # of the text
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields a document for each row; one that is not UTF-8 has that reason.

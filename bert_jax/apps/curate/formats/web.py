@@ -39,6 +39,7 @@ class HtmlFiles(FilePatterns):
     """
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "charset-normalizer")
+    # "main" content, or "all" text.
     content: Literal["main", "all"] = field(default="main", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -126,7 +127,7 @@ class WarcFiles(FilePatterns):
     """
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "fastwarc", "charset-normalizer")
-    content: Literal["main", "all"] = field(default="main", kw_only=True)
+    content: Literal["main", "all"] = field(default="main", kw_only=True)  # as in `HtmlFiles`
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -281,6 +281,7 @@ class WikipediaDump(FilePatterns):
     """
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("mwparserfromhell",)
+    # "prose", or "all" with headings and lists.
     content: Literal["prose", "all"] = field(default="prose", kw_only=True)
 
     def __post_init__(self) -> None:

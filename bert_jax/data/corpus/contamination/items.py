@@ -219,7 +219,7 @@ class FileItems:
     file: str
     fields: Mapping[str, Role]
     id: str | None = None
-    encoding: str = "utf-8"
+    encoding: str = "utf-8"  # of the text formats
 
     def __post_init__(self) -> None:
         for field, role in self.fields.items():
@@ -256,7 +256,7 @@ class DropDocuments:
     that quotes a test.
     """
 
-    max_words: int = 2000
+    max_words: int = 2000  # words up to which a whole document is dropped
 
     def __post_init__(self) -> None:
         check_range("max_words", self.max_words, at_least=0)
