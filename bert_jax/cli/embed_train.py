@@ -155,7 +155,9 @@ class Arguments(RunArguments):
         "examples encoded at once, to save memory; the loss covers the whole batch (default: all)",
     )
     learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
-    max_length: int | None = flag("TOKENS", "length of a text (default: as in the model, or 128)")
+    max_length: int | None = flag(
+        "TOKENS", "length of a text (default: as in the model, or 128 or more, as the texts need)"
+    )
     eval_every: int | None = _training(
         "N", "updates between evaluations (default: a tenth of the run)"
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bert_jax.config.labeled_data import (
     HeadTruncation,
+    LengthBuckets,
     Mixing,
     ProportionalMixing,
     TaskConfig,
@@ -402,19 +403,16 @@ def _check_denoising_format(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuningData:
+class FineTuningData(LengthBuckets):
     """Configures fine-tuning data: the labeled examples of one task (`bert_jax/data/finetuning`).
 
-    A batch contains examples of similar length. `bucket_lengths` are the sequence lengths that
-    batches may have below the phase's. Each one costs a compilation and saves padding.
-    `truncation` is for classification, regression and ranking; words to tag and contexts of
-    questions are always read in windows. With `prompt`, the objective's head has `LabelTokens`.
+    A batch contains examples of similar length. `truncation` is for classification, regression and
+    ranking; words to tag and contexts of questions are always read in windows. With `prompt`, the
+    objective's head has `LabelTokens`.
     """
 
     task: TaskConfig  # the files and their format
     tokenizer: str  # a file or folder that `load_tokenizer` opens
-    # Sequence lengths of batches, below the phase's.
-    bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
     window_overlap: int = 128  # number of tokens that two windows of one long example share
     truncation: Truncation = HeadTruncation()  # which part of a long text is read
     prompt: Prompt | None = None  # classification with label words at a mask
@@ -425,20 +423,8 @@ class FineTuningData:
                 f"data.truncation is {self.truncation} and data.prompt is set; expected "
                 "HeadTruncation, because a prompt is one sequence with one mask"
             )
-        if (
-            # Buckets are found by binary search, which needs them in order.
-            list(self.bucket_lengths) != sorted(set(self.bucket_lengths))
-            or min(self.bucket_lengths, default=4) < 4
-        ):
-            raise ConfigError(
-                f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
-                "least 4"
-            )
+        super().__post_init__()
         check_range("data.window_overlap", self.window_overlap, at_least=0)
-
-    def batch_lengths(self, max_length: int) -> tuple[int, ...]:
-        """Returns the sequence lengths that batches of at most `max_length` tokens may have."""
-        return (*(length for length in self.bucket_lengths if length < max_length), max_length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -354,6 +354,31 @@ class TextToTextData:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LengthBuckets:
+    """Configures the lengths of batches, which presets choose from the data.
+
+    Attributes:
+      bucket_lengths: the sequence lengths that batches may have below the phase's. Each one that
+        occurs costs a compilation and saves padding.
+    """
+
+    bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
+
+    def __post_init__(self) -> None:
+        lengths = list(self.bucket_lengths)
+        # Buckets are found by binary search, which needs them in order.
+        if lengths != sorted(set(lengths)) or min(lengths, default=4) < 4:
+            raise ConfigError(
+                f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
+                "least 4"
+            )
+
+    def batch_lengths(self, max_length: int) -> tuple[int, ...]:
+        """Returns the sequence lengths that batches of at most `max_length` tokens may have."""
+        return (*(length for length in self.bucket_lengths if length < max_length), max_length)
+
+
 TRUNCATIONS: dict[str, type[Truncation]] = {
     "head": HeadTruncation,
     "tail": TailTruncation,

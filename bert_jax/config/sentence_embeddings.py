@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from bert_jax.config.labeled_data import Columns, FewShot, Glue, Snli
+from bert_jax.config.labeled_data import Columns, FewShot, Glue, LengthBuckets, Snli
 from bert_jax.config.train import ObjectiveBase, TrainConfig
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.encoder import EncoderConfig
@@ -142,38 +142,26 @@ TextGroupsConfig = TextFile | NliFiles | StsBenchmark | ContrastivePairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceEmbeddingData:
+class SentenceEmbeddingData(LengthBuckets):
     """Configures the training data of a sentence encoder, and the pairs it is evaluated on.
 
     Attributes:
       train: the groups of texts; the objective's loss determines what they need.
       dev: pairs with scores, whose rank correlation with cosines is computed; None: no evaluation.
       tokenizer: a file or folder that `load_tokenizer` opens.
-      bucket_lengths: the sequence lengths that batches may have below the phase's. Each one
-        costs a compilation and saves padding.
     """
 
     train: TextGroupsConfig
     dev: TextFile | StsBenchmark | None = None
     tokenizer: str
-    bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
-        lengths = list(self.bucket_lengths)
-        if lengths != sorted(set(lengths)) or min(lengths, default=4) < 4:
-            raise ConfigError(
-                f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
-                "least 4"
-            )
+        super().__post_init__()
         if isinstance(self.dev, TextFile) and (len(self.dev.texts) != 2 or self.dev.score is None):
             raise ConfigError(
                 f"data.dev has the texts {list(self.dev.texts)} and the score {self.dev.score!r}; "
                 "expected two columns of texts and one of scores"
             )
-
-    def batch_lengths(self, max_length: int) -> tuple[int, ...]:
-        """Returns the sequence lengths that batches of at most `max_length` tokens may have."""
-        return (*(length for length in self.bucket_lengths if length < max_length), max_length)
 
 
 _LOSS = "objective.loss"

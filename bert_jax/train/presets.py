@@ -1,21 +1,26 @@
 """Makes experiments from a pretrained model and its data: fine-tuning and sentence encoders."""
 
 import dataclasses
+import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
+
+import numpy as np
 
 from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation, Teacher
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import (
     HeadTruncation,
+    JointWindows,
     Mixing,
     ProportionalMixing,
     TaskConfig,
     Truncation,
+    Windows,
 )
 from bert_jax.config.objectives import (
     FineTuning,
@@ -33,6 +38,7 @@ from bert_jax.config.sentence_embeddings import (
     StsBenchmark,
     TextFile,
     TextGroupsConfig,
+    compares_examples,
 )
 from bert_jax.config.train import (
     LARGEST_BATCH_SIZE,
@@ -45,8 +51,11 @@ from bert_jax.config.train import (
 )
 from bert_jax.config.tuning import TuningConfig, default_learning_rate
 from bert_jax.data.finetuning.example import Task, is_labeled
+from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.loader import LENGTH_MULTIPLE, fit_bucket_lengths
 from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
-from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
+from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
+from bert_jax.data.sentence_embeddings.text_groups import group_features, read_text_groups
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
@@ -58,7 +67,7 @@ from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.class_weights import class_weights as make_class_weights
 from bert_jax.train.workloads.multi_task import MEAN_METRIC
-from bert_jax.train.workloads.sentence_embeddings import SentenceEmbeddingWorkload, label_names
+from bert_jax.train.workloads.sentence_embeddings import label_names, make_loader, prepare_groups
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +108,8 @@ def fine_tuning_experiment(
       model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher: a model of this task to distill; the student starts with its `teacher_layers`.
       epochs: None for 3, or 9 for a part of the encoder, or more for few examples.
-      learning_rate, max_length: the peak rate and the tokens of a sequence; None: the usual ones.
+      learning_rate: the peak rate; None: the usual one.
+      max_length: the tokens of a sequence; None: the usual number, or more for longer examples.
       prompt: trains the masked-LM head on label words at a mask.
       class_weights: "balanced", numbers, or labels with numbers, see `class_weights.py`.
       label_smoothing: the fraction of a label that is spread evenly over all classes.
@@ -114,14 +124,33 @@ def fine_tuning_experiment(
     config, tokenizer, distillation = load_student(model, teacher, teacher_layers)
     labeled = _load_trainable_task(task)
     distillation = distillation or (SoftLabels() if has_soft_labels(labeled) else None)
+    settings, has_default_length = (window_overlap, truncation, prompt), max_length is None
     if max_length is None:
-        longest = config.max_length - tuning.num_virtual_tokens
-        max_length = min(kind_of(labeled).default_seq_length, longest)
-    folder = str(tokenizer_folder(model or teacher or ""))
-    data = FineTuningData(task=task, tokenizer=folder, truncation=truncation, prompt=prompt)
-    data = dataclasses.replace(data, window_overlap=window_overlap)
+        max_length = _task_max_length(labeled, tokenizer, config, tuning, batch_size, *settings)
+    features = training_features(labeled, tokenizer, max_length, *settings)
+    train = _train_config(
+        len(features),
+        max_length,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        warmup_ratio=warmup_ratio,
+        best_metric=_ranking_metric(labeled, metric, patience),
+        patience=patience,
+        tuning=_freeze_teacher(tuning, distillation),
+    )
+    bucket_lengths = fit_bucket_lengths(features.lengths, max_length, train.steps)
+    if has_default_length:
+        _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
+    data = FineTuningData(
+        task=task,
+        tokenizer=str(tokenizer_folder(model or teacher or "")),
+        truncation=truncation,
+        prompt=prompt,
+        window_overlap=window_overlap,
+        bucket_lengths=bucket_lengths,
+    )
     head = head_for_data(labeled, data, tokenizer)
-    features = training_features(labeled, tokenizer, max_length, window_overlap, truncation, prompt)
     return Experiment(
         name=labeled.name,
         seed=seed,
@@ -134,17 +163,76 @@ def fine_tuning_experiment(
         ),
         data=data,
         init_from=model,
-        train=_train_config(
-            len(features),
-            max_length,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            warmup_ratio=warmup_ratio,
-            best_metric=_ranking_metric(labeled, metric, patience),
-            patience=patience,
-            tuning=_freeze_teacher(tuning, distillation),
-        ),
+        train=train,
+    )
+
+
+TOKENS_PER_BATCH = 8192
+"""Most tokens of a batch for which the usual length is raised, because its memory grows with them:
+32 sequences of 256 tokens."""
+
+
+def _default_max_length(
+    features_of_length: Callable[[int], Features], usual: int, longest: int, batch_size: int
+) -> int:
+    """Returns the number of tokens of a sequence if the user gives none.
+
+    It is the usual number, or what the training examples need if some are longer. It is not less if
+    all are shorter: batches are padded to what their texts need, and a trained model may read
+    longer texts.
+
+    Args:
+      features_of_length: tokenizes the training examples with a maximum length.
+      longest: the largest number of tokens that the model reads.
+      batch_size: examples that are computed at once.
+    """
+    features = features_of_length(usual)
+    longest = min(longest, TOKENS_PER_BATCH // (batch_size * features.num_choices))
+    if longest <= usual or not features.num_truncated:
+        return usual
+    needed = int(features_of_length(longest).lengths.max())
+    return min(longest, -(-needed // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
+
+
+def _task_max_length(
+    task: Task,
+    tokenizer: Tokenizer,
+    model: EncoderConfig,
+    tuning: TuningConfig,
+    batch_size: int,
+    window_overlap: int,
+    truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+    prompt: Prompt | None = None,
+) -> int:
+    """Returns the default number of tokens of a sequence of a task."""
+    kind, longest = kind_of(task), model.max_length - tuning.num_virtual_tokens
+    usual = min(kind.default_seq_length, longest)
+    if kind.reads_windows or isinstance(truncation, Windows | JointWindows):
+        return usual  # long examples are read whole, in windows
+    settings = window_overlap, truncation, prompt
+    return _default_max_length(
+        lambda length: training_features(task, tokenizer, length, *settings),
+        usual,
+        longest,
+        batch_size,
+    )
+
+
+def _log_lengths(
+    max_length: int, lengths: np.ndarray, num_truncated: int, bucket_lengths: Sequence[int]
+) -> None:
+    """Logs a default maximum length, and the lengths of batches up to that of the longest text."""
+    longest = int(lengths.max(initial=0))
+    found = f"the longest training example has {longest}"
+    if num_truncated:
+        found = f"{num_truncated:,} training examples are longer"
+    shorter = [str(length) for length in bucket_lengths if length < longest]
+    needed = next((length for length in bucket_lengths if length >= longest), max_length)
+    logger.info(
+        "maximum length: %d tokens (%s); batches are padded to %s; --max-length changes it",
+        max_length,
+        found,
+        f"{', '.join(shorter)} or {needed}" if shorter else needed,
     )
 
 
@@ -211,19 +299,37 @@ def multi_task_experiment(
     loaded, tokenizer = load_starting_model(model)
     loaded_tasks = {name: _load_trainable_task(task) for name, task in tasks.items()}
     heads = tuple(NamedHead(name=name, head=make_head(task)) for name, task in loaded_tasks.items())
+    has_default_length = max_length is None
     if max_length is None:
-        default_seq_lengths = [kind_of(task).default_seq_length for task in loaded_tasks.values()]
-        longest = loaded.config.max_length - tuning.num_virtual_tokens
-        max_length = min(max(default_seq_lengths), longest)
+        max_length = max(
+            _task_max_length(task, tokenizer, loaded.config, tuning, batch_size, window_overlap)
+            for task in loaded_tasks.values()
+        )
+    features = [
+        training_features(task, tokenizer, max_length, window_overlap)
+        for task in loaded_tasks.values()
+    ]
+    lengths = np.concatenate([each.lengths for each in features])
+    train = _train_config(
+        len(lengths),
+        max_length,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        warmup_ratio=warmup_ratio,
+        best_metric=MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None,
+        tuning=tuning,
+    )
+    bucket_lengths = fit_bucket_lengths(lengths, max_length, train.steps)
+    if has_default_length:
+        num_truncated = sum(each.num_truncated for each in features)
+        _log_lengths(max_length, lengths, num_truncated, bucket_lengths)
     data = MultiTaskData(
         tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
         tokenizer=str(tokenizer_folder(model)),
         mixing=mixing,
         window_overlap=window_overlap,
-    )
-    features = (
-        training_features(task, tokenizer, max_length, window_overlap)
-        for task in loaded_tasks.values()
+        bucket_lengths=bucket_lengths,
     )
     return Experiment(
         name="+".join(tasks),
@@ -231,16 +337,7 @@ def multi_task_experiment(
         objective=MultiTask(model=loaded.config, heads=heads, weighting=weighting),
         data=data,
         init_from=model,
-        train=_train_config(
-            sum(map(len, features)),
-            max_length,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            warmup_ratio=warmup_ratio,
-            best_metric=MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None,
-            tuning=tuning,
-        ),
+        train=train,
     )
 
 
@@ -407,35 +504,63 @@ def sentence_embedding_experiment(
       pooling: replaces only the pooling of `sentence_encoder`; None to change nothing.
       chunk_size: examples that are encoded at once; None for all.
       max_length: tokens of a text that are read; None for the `max_seq_length` of a sentence
-        encoder, otherwise 128, and not more than the model allows.
+        encoder, otherwise 128, or more for longer texts, and not more than the model allows.
       eval_every: updates between evaluations; None for ten in the run.
 
     Raises:
       UserError: data or model cannot be read, or a number is out of range.
     """
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
-    loaded, _ = load_starting_model(model)
+    loaded, tokenizer = load_starting_model(model)
     base = sentence_encoder or sentence_model_of(loaded).config
     if pooling is not None:
         base = dataclasses.replace(base, pooling=(pooling,))
-    if max_length is None:
-        max_length = min(base.max_seq_length or DEFAULT_MAX_LENGTH, loaded.config.max_length)
-    encoder_config = dataclasses.replace(base, max_seq_length=max_length)
-    data = SentenceEmbeddingData(train=train, dev=dev, tokenizer=str(tokenizer_folder(model)))
-    objective = SentenceEmbedding(
-        model=loaded.config, sentence_encoder=encoder_config, loss=loss, chunk_size=chunk_size
-    )
-    experiment = Experiment(
+    groups, longest = prepare_groups(read_text_groups(train), loss), loaded.config.max_length
+    has_default_length = max_length is None
+    if max_length is None and base.max_seq_length is None:
+        max_length = _default_max_length(
+            functools.partial(group_features, groups, tokenizer),
+            min(DEFAULT_MAX_LENGTH, longest),
+            longest,
+            chunk_size or batch_size,
+        )
+    max_length = max_length or min(base.max_seq_length or longest, longest)
+    features = group_features(groups, tokenizer, max_length)
+    sizes = {"batch_size": batch_size, "seed": seed, "pad_id": tokenizer.pad_id}
+    loader = make_loader(features, groups, loss, (max_length,), **sizes)
+    lengths = features.lengths
+    if compares_examples(loss):  # a batch has the length of its longest text
+        lengths = np.append(lengths[loader.epoch_batches(0)].max(axis=1), lengths.max())
+    steps = _count_steps(loader, epochs)
+    bucket_lengths = fit_bucket_lengths(lengths, max_length, steps)
+    if has_default_length:
+        _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
+    return Experiment(
         name="sentence-encoder",
         seed=seed,
-        objective=objective,
-        data=data,
+        objective=SentenceEmbedding(
+            model=loaded.config,
+            sentence_encoder=dataclasses.replace(base, max_seq_length=max_length),
+            loss=loss,
+            chunk_size=chunk_size,
+        ),
+        data=SentenceEmbeddingData(
+            train=train,
+            dev=dev,
+            tokenizer=str(tokenizer_folder(model)),
+            bucket_lengths=bucket_lengths,
+        ),
         init_from=model,
-        train=_sentence_train_config(1, max_length, batch_size, learning_rate, 0.0, False, None),
+        train=_sentence_train_config(
+            steps,
+            max_length,
+            batch_size,
+            learning_rate,
+            warmup_ratio,
+            dev is not None,
+            eval_every,
+        ),
     )
-    steps = _count_steps(SentenceEmbeddingWorkload(experiment, data, objective), epochs)
-    arguments = (max_length, batch_size, learning_rate, warmup_ratio, dev is not None, eval_every)
-    return dataclasses.replace(experiment, train=_sentence_train_config(steps, *arguments))
 
 
 def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:
@@ -443,9 +568,9 @@ def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:
     return SoftmaxLoss(labels=label_names(read_text_groups(train)))
 
 
-def _count_steps(source: SentenceEmbeddingWorkload, epochs: float) -> int:
+def _count_steps(loader: SentenceEmbeddingLoader, epochs: float) -> int:
     """Returns the number of updates in a number of epochs, which may be a fraction."""
-    loader, whole = source.make_loader(0), int(epochs)
+    whole = int(epochs)
     steps = sum(loader.num_batches(epoch) for epoch in range(whole))
     if epochs > whole:
         steps += round((epochs - whole) * loader.num_batches(whole))

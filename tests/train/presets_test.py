@@ -9,15 +9,30 @@ from sklearn.utils.class_weight import compute_class_weight, compute_sample_weig
 from bert_jax import __main__ as cli
 from bert_jax.apps.testing.models import small_model
 from bert_jax.cli import finetune
-from bert_jax.config.data import FineTuningData
+from bert_jax.config.data import FineTuningData, MultiTaskData
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.labeled_data import Conll, TaskConfig
+from bert_jax.config.labeled_data import Columns, Conll, TaskConfig, Windows
 from bert_jax.config.objectives import FineTuning
+from bert_jax.config.sentence_embeddings import (
+    CosineSimilarityLoss,
+    MultipleNegativesRankingLoss,
+    SentenceEmbedding,
+    SentenceEmbeddingData,
+    TextFile,
+)
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import ConfigError
 from bert_jax.export.export import export
+from bert_jax.models.adapters.config import PromptTuning
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.train.class_weights import class_weights
-from bert_jax.train.presets import multi_task_experiment
+from bert_jax.train.presets import (
+    fine_tuning_experiment,
+    multi_task_experiment,
+    sentence_embedding_experiment,
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +76,93 @@ def test_overlap_is_not_set_after_updates_were_counted(source, advice):
     command = ["finetune", source, "--run", "r", "--set", "data.window_overlap=2"]
     with pytest.raises(ConfigError, match=f"applied after the updates are counted; use {advice}"):
         cli.parse_command(command)
+
+
+@pytest.fixture(scope="module")
+def long_model(folder: Path) -> str:
+    positions = LearnedPositions(max_position_embeddings=300)
+    model = small_model(folder / "vocabulary", positions=positions)
+    export(model, folder / "long")
+    return str(folder / "long")
+
+
+def columns_of(folder: Path, *num_words: int) -> Columns:
+    rows = (f"{'sea ' * n},{label}\n" for n in num_words for label in ("yes", "no"))
+    (folder / "train.csv").write_text("text,label\n" + "".join(rows))
+    return Columns(train=f"{folder}/train.csv", text="text", label="label")
+
+
+# With [CLS] and [SEP], the longest text has 45 or 202 tokens; 202 are rounded up to 208.
+@pytest.mark.parametrize(
+    ("num_words", "settings", "length", "buckets"),
+    [
+        ((5, 5, 43), {}, 128, (8, 48, 96)),
+        ((5, 5, 200), {}, 208, (8,)),
+        ((5, 5, 200), {"batch_size": 40}, 8192 // 40, (8,)),
+        ((5, 5, 200), {"batch_size": 64}, 128, (8,)),
+        ((5, 5, 400), {"batch_size": 4}, 300, (8,)),
+        ((5, 5, 400), {"batch_size": 4, "tuning": TuningConfig(method=PromptTuning())}, 280, (8,)),
+        ((5, 5, 200), {"truncation": Windows()}, 128, (8, 80)),
+        ((5, 5, 200), {"max_length": 64}, 64, (8,)),
+    ],
+)
+def test_lengths_are_those_of_the_data(long_model, tmp_path, num_words, settings, length, buckets):
+    config = fine_tuning_experiment(columns_of(tmp_path, *num_words), long_model, **settings)
+    assert isinstance(config.data, FineTuningData)
+    assert (config.train.phases[0].seq_length, config.data.bucket_lengths) == (length, buckets)
+
+
+def test_default_length_is_logged(long_model, tmp_path, caplog):
+    caplog.set_level("INFO", "bert_jax.train.presets")
+    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 43), long_model, epochs=20)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=20)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=20, max_length=64)
+    assert caplog.messages == [
+        "maximum length: 128 tokens (the longest training example has 45); batches are padded to 8 "
+        "or 48; --max-length changes it",
+        "maximum length: 256 tokens (2 training examples are longer); batches are padded to 8 or "
+        "256; --max-length changes it",
+    ]
+
+
+@pytest.mark.parametrize(("given", "length"), [(None, 208), (64, 64)])
+def test_lengths_of_several_tasks_are_those_of_the_longest(long_model, tmp_path, given, length):
+    for name in ("short", "long"):
+        (tmp_path / name).mkdir()
+    tasks: dict[str, TaskConfig] = {
+        "short": columns_of(tmp_path / "short", 5),
+        "long": columns_of(tmp_path / "long", 200),
+    }
+    config = multi_task_experiment(tasks, long_model, max_length=given, batch_size=16)
+    assert isinstance(config.data, MultiTaskData)
+    assert (config.train.phases[0].seq_length, config.data.bucket_lengths) == (length, (8,))
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_words", "read", "length", "buckets"),
+    [
+        (CosineSimilarityLoss(), [5, 5, 5, 43], None, 128, (8, 48, 96)),
+        # Every batch of two has a text of 45 tokens.
+        (MultipleNegativesRankingLoss(), [43, 43, 43, 5], None, 128, (48, 96)),
+        (CosineSimilarityLoss(), [5, 5, 5, 200], None, 208, (8,)),
+        (CosineSimilarityLoss(), [5, 5, 5, 200], 64, 64, (8,)),
+    ],
+)
+def test_lengths_of_texts_to_embed(long_model, tmp_path, loss, num_words, read, length, buckets):
+    has_scores = isinstance(loss, CosineSimilarityLoss)
+    rows = "".join(f"{n} {'sea ' * (size - 1)},the {n},1\n" for n, size in enumerate(num_words))
+    (tmp_path / "train.csv").write_text("one,two,score\n" + rows)
+    file = TextFile(
+        path=f"{tmp_path}/train.csv", texts=("one", "two"), score="score" if has_scores else None
+    )
+    encoder = SentenceEncoderConfig(max_seq_length=read)
+    config = sentence_embedding_experiment(
+        file, long_model, loss, batch_size=2, epochs=100, sentence_encoder=encoder
+    )
+    assert isinstance(config.data, SentenceEmbeddingData)
+    assert isinstance(config.objective, SentenceEmbedding)
+    assert config.objective.sentence_encoder.max_seq_length == length
+    assert (config.train.phases[0].seq_length, config.data.bucket_lengths) == (length, buckets)
 
 
 def test_updates_of_several_tasks_are_those_of_windows(folder):

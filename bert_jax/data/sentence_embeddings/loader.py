@@ -7,9 +7,10 @@ permutation without a table decides which pairs are taken. The numbers of pairs 
 `ContrastiveDataset` in setfit 1.2.
 
 Losses with in-batch negatives treat the texts of all other examples as negatives, so a text that
-occurs twice in a batch would be a negative of its own example. The batches are a function of (seed,
-epoch): a loader that starts at a position continues with the same batches on any number of
-processes.
+occurs twice in a batch would be a negative of its own example. Of losses that compare examples, a
+batch has examples of any length, and the length of its longest text; of other losses, it has
+examples of similar length. The batches are a function of (seed, epoch): a loader that starts at a
+position continues with the same batches on any number of processes.
 """
 
 import itertools
@@ -20,7 +21,7 @@ import numpy as np
 from bert_jax.config.sentence_embeddings import PairSampling
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.loader import Batch, collate
+from bert_jax.data.finetuning.loader import Batch, collate, plan_batches, shuffle_batches
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.errors import UserError
 
@@ -148,6 +149,7 @@ class SentenceEmbeddingLoader:
       text_ids: int64 [examples, texts], equal for equal texts, to have no text twice in a batch;
         None to allow it.
       bucket_lengths: the lengths that a batch may have, ascending.
+      by_length: whether a batch has examples of similar length.
       batch_size: examples of a batch over all processes.
       start: the `position` of an earlier loader, to continue from there.
 
@@ -161,6 +163,7 @@ class SentenceEmbeddingLoader:
         text_ids: np.ndarray | None,
         bucket_lengths: Sequence[int],
         *,
+        by_length: bool,
         batch_size: int,
         seed: int,
         pad_id: int,
@@ -168,7 +171,8 @@ class SentenceEmbeddingLoader:
         process_count: int = 1,
         start: int = 0,
     ) -> None:
-        self._features, self._bucket_lengths = features, np.asarray(bucket_lengths)
+        self._features, self._bucket_lengths = features, tuple(bucket_lengths)
+        self._by_length = by_length
         self._rows = None if text_ids is None else [set(row) for row in text_ids.tolist()]
         self._batch_size, self._seed, self._pad_id = batch_size, seed, pad_id
         rows_per_process = batch_size // process_count
@@ -192,7 +196,7 @@ class SentenceEmbeddingLoader:
 
     def num_batches(self, epoch: int) -> int:
         """Returns the number of batches of an epoch; epochs may differ by the examples left out."""
-        return len(self._epoch_batches(epoch))
+        return len(self.epoch_batches(epoch))
 
     def distinct_batch_lengths(self, num_batches: int) -> list[int]:
         """Returns the lengths of the first batches, ascending."""
@@ -224,13 +228,13 @@ class SentenceEmbeddingLoader:
         # Epochs may have different numbers of batches, so the epoch of a batch is counted and not
         # divided.
         for epoch in itertools.count():
-            batches = self._epoch_batches(epoch)
+            batches = self.epoch_batches(epoch)
             if index < len(batches):
                 return batches[index]
             index -= len(batches)
         raise AssertionError("itertools.count does not end")
 
-    def _epoch_batches(self, epoch: int) -> np.ndarray:
+    def epoch_batches(self, epoch: int) -> np.ndarray:
         """Returns the examples of all batches of an epoch, int64 [batches, B]."""
         size = len(self._features)
         while len(self._epochs) <= epoch:
@@ -239,8 +243,14 @@ class SentenceEmbeddingLoader:
             if self._rows is None:
                 # Losses with in-batch negatives would be smaller in a smaller batch, so no batch is
                 # partly full.
-                full = size - size % self._batch_size
-                batches = order[:full].reshape(-1, self._batch_size)
+                order = order[: size - size % self._batch_size]
+                if self._by_length:
+                    planned = plan_batches(
+                        self._features.lengths, order, self._bucket_lengths, self._batch_size
+                    )
+                    shuffled = shuffle_batches(planned, self._seed, len(self._epochs))
+                    order = np.array([batch.indices for batch in shuffled], np.int64)
+                batches = order.reshape(-1, self._batch_size)
             else:
                 batches = distinct_batches(self._rows, order, self._batch_size)
             if not len(batches):

@@ -26,6 +26,7 @@ from bert_jax.config.sentence_embeddings import (
     SupervisedSimCSE,
     TripletLoss,
     UnsupervisedSimCSE,
+    compares_examples,
     has_in_batch_negatives,
     single_loss,
     teacher_path,
@@ -110,27 +111,24 @@ class SentenceEmbeddingWorkload(Workload):
         """Returns one shape for each length that a batch of the phase has; see `Workload`."""
         phase, size = self._phases[phase_index], self._config.embedding_size
         sizes = {"B": phase.batch_size, "A": self._groups.num_texts, "D": size}
-        lengths = self.make_loader(phase_index).distinct_batch_lengths(phase.steps)
+        lengths = self._loader(phase_index, 0).distinct_batch_lengths(phase.steps)
         return [{**sizes, "L": length} for length in lengths]
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[SentenceEmbeddingLoader]:
         """Opens the training loader; see `Workload`."""
-        yield self.make_loader(phase_index, position)
+        yield self._loader(phase_index, position)
 
-    def make_loader(self, phase_index: int, position: int = 0) -> SentenceEmbeddingLoader:
-        """Returns the batches of a phase from `position`."""
+    def _loader(self, phase_index: int, position: int) -> SentenceEmbeddingLoader:
         phase = self._phases[phase_index]
-        ids = text_ids(self._groups) if has_in_batch_negatives(self._config.loss) else None
-        return SentenceEmbeddingLoader(
+        return make_loader(
             self._features(phase.seq_length),
-            ids,
+            self._groups,
+            self._config.loss,
             self._data.batch_lengths(phase.seq_length),
             batch_size=phase.batch_size,
             seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
             start=position,
         )
 
@@ -191,6 +189,29 @@ def _check_dropout(objective: SentenceEmbedding, tuning: TuningConfig) -> None:
             f"but all dropout rates of the model are 0 ({', '.join(names)}); set one, such as "
             "objective.model.hidden_dropout_prob=0.1, or choose another --loss"
         )
+
+
+def make_loader(
+    features: Features,
+    groups: TextGroups,
+    loss: SentenceLoss,
+    bucket_lengths: Sequence[int],
+    **settings: int,
+) -> SentenceEmbeddingLoader:
+    """Returns the batches of this process, in the way that the loss needs them.
+
+    Args:
+      settings: further arguments of `SentenceEmbeddingLoader`.
+    """
+    return SentenceEmbeddingLoader(
+        features,
+        text_ids(groups) if has_in_batch_negatives(loss) else None,
+        bucket_lengths,
+        by_length=not compares_examples(loss),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        **settings,
+    )
 
 
 @functools.lru_cache(maxsize=4)

@@ -153,7 +153,8 @@ def labeled_recipe(tmp_path) -> list[str]:
 
 
 def test_fine_tuning_plan_uses_example_lengths(labeled_recipe, capsys):
-    assert main(["plan", *labeled_recipe, "--slice", "v5e-4", "--json"]) == 0
+    arguments = ["--set", "data.bucket_lengths=[16]", "--slice", "v5e-4", "--json"]
+    assert main(["plan", *labeled_recipe, *arguments]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["slices"]
     (phase,) = plan["phases"]
     # 40 examples make two batches of length 16; the other 8 join the batches of longer ones.

@@ -1,11 +1,18 @@
 """Tests batches of examples of similar length: completeness, order, resuming, several hosts."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from bert_jax import batch as batch_lib
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.loader import FineTuningLoader, evaluation_batches
+from bert_jax.data.finetuning.loader import (
+    MAX_LENGTHS,
+    FineTuningLoader,
+    evaluation_batches,
+    fit_bucket_lengths,
+)
 from bert_jax.errors import ConfigError
 
 LENGTHS, ROWS, BATCH = (8, 16, 32), 203, 8
@@ -94,6 +101,36 @@ def test_evaluation_has_each_example_once_sorted_by_length():
 def test_buckets_that_no_example_needs_are_not_used():
     short = FineTuningLoader(features(50, max_length=8), LENGTHS, batch_size=16, seed=0, pad_id=0)
     assert short.distinct_batch_lengths() == [8]
+
+
+def test_fitted_lengths_are_nearly_the_best():
+    lengths = np.random.default_rng(0).geometric(0.05, 2000) + 2
+    fitted = fit_bucket_lengths(lengths, 512, 1000)
+    longest = -(-lengths.max() // 8) * 8
+    shorter = [length for length in fitted if length <= longest]
+    assert shorter[-1] == longest and len(shorter) <= MAX_LENGTHS
+    assert not any(length % 8 for length in fitted)
+
+    def tokens(buckets):
+        return np.array(buckets)[np.searchsorted(buckets, lengths)].sum()
+
+    candidates = range(8, longest, 8)
+    best = min(
+        tokens([*chosen, longest])
+        for chosen in itertools.combinations(candidates, len(shorter) - 1)
+    )
+    assert best <= tokens(shorter) < 1.05 * best
+    # Texts that are longer than those of training have doubles of the last length.
+    assert [*fitted[len(shorter) :], 512] == [336, 512]
+
+
+def test_lengths_that_save_little_are_not_added():
+    few, many = np.array([30, 31, 32]), np.array([8] * 99 + [100])
+    assert fit_bucket_lengths(few, 128, 200) == (32, 64)
+    assert fit_bucket_lengths(many, 104, 200) == fit_bucket_lengths(many, 100, 12) == (8,)
+    # Nine of ten tokens are saved, but of 10 updates that is less than a compilation costs.
+    assert fit_bucket_lengths(many, 104, 10) == ()
+    assert fit_bucket_lengths(np.zeros(0, int), 128, 200) == ()
 
 
 def test_too_long_and_missing_examples_are_rejected():

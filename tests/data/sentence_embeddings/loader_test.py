@@ -1,5 +1,6 @@
 """Covers bert_jax/data/sentence_embeddings/: loader.py and the reading of NLI and STS-B."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -25,18 +26,17 @@ p3\tc2\t2
 """
 
 
-def make_loader(distinct: bool = True, batch_size: int = 8, **fields) -> SentenceEmbeddingLoader:
+def make_loader(distinct: bool = True, by_length: bool = False, **fields):
     """Returns a loader of `PAIRS`, whose first token is the index of the example."""
     lengths = [4 + n % 9 for n in range(SIZE)]
+    fields = {"batch_size": 8, "seed": 3, "pad_id": 0, **fields}
     features = Features(num_choices=2, example_index=np.arange(SIZE))
     for n, length in enumerate(lengths):
         for _ in range(2):
             features.input_ids.append(np.full(length, n, np.int32))
             features.token_type_ids.append(np.zeros(length, np.int32))
     ids = text_ids(PAIRS) if distinct else None
-    return SentenceEmbeddingLoader(
-        features, ids, (8, 16), batch_size=batch_size, seed=3, pad_id=0, **fields
-    )
+    return SentenceEmbeddingLoader(features, ids, (8, 16), by_length=by_length, **fields)
 
 
 def examples(batch) -> list[int]:
@@ -63,15 +63,33 @@ def test_duplicates_are_postponed_in_order():
     assert distinct_batches(texts, np.arange(7), 2).tolist() == [[0, 2], [1, 4], [3, 5]]
 
 
-@pytest.mark.parametrize("distinct", [True, False])
-def test_batches_depend_on_the_position_only(distinct):
-    loader = make_loader(distinct)
+def test_batches_by_length_have_each_example_once_and_little_padding():
+    loader, by_length = make_loader(distinct=False), make_loader(distinct=False, by_length=True)
+    seen, num_tokens = set(), {loader: 0, by_length: 0}
+    for epoch in range(9):
+        batches = by_length.epoch_batches(epoch)
+        assert len(batches) == loader.num_batches(epoch) == SIZE // 8
+        assert len(set(batches.flat)) == batches.size
+        seen |= set(batches.flat)
+        for each in (loader, by_length):
+            for _ in range(each.num_batches(epoch)):
+                num_tokens[each] += next(each)["choice_input_ids"].shape[-1]
+    assert seen == set(range(SIZE))  # the four examples that are left out differ
+    # 5 of 9 examples have at most 8 tokens; a batch with other neighbors has 16.
+    assert num_tokens[by_length] < 0.85 * num_tokens[loader]
+    assert not np.array_equal(by_length.epoch_batches(0), by_length.epoch_batches(1))
+
+
+@pytest.mark.parametrize(("distinct", "by_length"), [(1, 0), (0, 0), (0, 1)])
+def test_batches_depend_on_the_position_only(distinct, by_length):
+    make = functools.partial(make_loader, bool(distinct), bool(by_length))
+    loader = make()
     batches = [next(loader) for _ in range(15)]  # more than one epoch
     assert loader.position == 15 * 8
-    resumed = make_loader(distinct, start=10 * 8)
+    resumed = make(start=10 * 8)
     for batch in batches[10:]:
         assert examples(next(resumed)) == examples(batch)
-    parts = [make_loader(distinct, process_index=i, process_count=2) for i in range(2)]
+    parts = [make(process_index=i, process_count=2) for i in range(2)]
     assert examples(next(parts[0])) + examples(next(parts[1])) == examples(batches[0])
     lengths = {batch["choice_input_ids"].shape[-1] for batch in batches}
     assert sorted(lengths) == loader.distinct_batch_lengths(15)
