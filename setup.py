@@ -62,8 +62,18 @@ SEQIO = [
 ]
 # Sentence splitting for languages that are not written like English.
 SENTENCEX = ["sentencex>=1,<2"]
-# Event files, written without TensorFlow.
-TENSORBOARD = ["tensorboardX>=2.6.2,<3"]
+# `--track NAME`; each is an extra of its own, because nobody uses two.
+TRACKERS = {
+    # Event files, written without TensorFlow.
+    "tensorboard": ["tensorboardX>=2.6.2,<3"],
+    # 0.19: resume="allow" with an id. 0.31 was run.
+    "wandb": ["wandb>=0.19,<1"],
+    # wandb's interface over a local SQLite file. 0.43 was run; before 1.0 a release may change it.
+    "trackio": ["trackio>=0.43,<1"],
+    # The client alone, without the server and its web page; 3.17 was run. The other two are what
+    # it needs for a local database, its default.
+    "mlflow": ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<3", "alembic>=1.10,<2"],
+}
 # `bert-jax serve`.
 SERVE = [
     # Routes, requests and responses. 1: the first stable interface.
@@ -133,16 +143,19 @@ EXTRAS = {
     # seqio tasks, datasets of TFDS and TF1 checkpoints: everything that needs TensorFlow.
     "seqio": SEQIO,
     "sentencex": SENTENCEX,
-    "tensorboard": TENSORBOARD,
+    **TRACKERS,
     "serve": SERVE,
     "curate": CURATE,
     "remote": REMOTE,
     "search": SEARCH,
     "onnx": ONNX,
     "generation": GENERATION,
-    # All features but remote file systems, which are chosen like the drivers of GPUs and TPUs:
-    # [remote], [cuda] or [tpu].
-    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *CURATE, *SERVE, *SEARCH, *ONNX, *GENERATION],
+    # All features but what is chosen: remote file systems and drivers ([remote], [cuda] or [tpu]),
+    # and trackers that are services.
+    "all": [
+        *(*SEQIO, *SENTENCEX, *TRACKERS["tensorboard"], *CURATE),
+        *(*SERVE, *SEARCH, *ONNX, *GENERATION),
+    ],
     # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
     "cuda": ["jax[cuda12]>=0.10.0,<0.13"],
     "tpu": [

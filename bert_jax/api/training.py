@@ -21,6 +21,7 @@ from bert_jax.cli import pretrain as pretrain_verb
 from bert_jax.cli.arguments import RunArguments
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import ColumnsKind
+from bert_jax.config.train import TrackerName
 from bert_jax.config.tuning import MethodName
 from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.io.log_handler import set_up_logging
@@ -113,6 +114,7 @@ def pretrain(
     set: tuple[str, ...] = (),
     checkpoints: str | None = None,
     overwrite: bool = False,
+    track: TrackerName | None = None,
     **arg: Any,
 ) -> TrainedModel:
     """Trains a recipe, as `bert-jax pretrain` does; `pretrain("bert", corpus="prepared")`.
@@ -125,6 +127,7 @@ def pretrain(
       set: "FIELD=VALUE" for fields of the config.
       checkpoints: folder of the checkpoints, also gs://; None: in the run folder.
       overwrite: whether to remove the run in the run folder first, and start again.
+      track: an experiment tracker that gets the metrics, too.
       arg: arguments of the recipe, such as `size="tiny"` and `steps=1000`.
 
     Returns:
@@ -138,8 +141,11 @@ def pretrain(
         if corpora or init_from or set or arg:
             raise ConfigError("an Experiment is complete; change its fields instead of arguments")
         initialize(config_from_environment())
-        arguments = RunArguments(run=str(folder), overwrite=overwrite, checkpoints=checkpoints)
-        code = run_experiment(recipe, arguments.clear_run_folder(recipe), checkpoints)
+        arguments = RunArguments(
+            run=str(folder), overwrite=overwrite, checkpoints=checkpoints, track=track
+        )
+        experiment = arguments.tracked(recipe)
+        code = run_experiment(experiment, arguments.clear_run_folder(experiment), checkpoints)
     else:
         values = {
             "config": str(recipe),
@@ -148,6 +154,7 @@ def pretrain(
             "init_from": init_from and _path(init_from),
             "checkpoints": checkpoints,
             "overwrite": overwrite,
+            "track": track,
             "set": set,
             "arg": tuple(f"{name}={_word(value)}" for name, value in arg.items()),
         }

@@ -38,6 +38,7 @@ from bert_jax.config.labeled_data import (
     TaskConfig,
 )
 from bert_jax.config.recipes import call_recipe, load_recipe
+from bert_jax.config.train import TrackerName
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.sentence_encoder.config import PoolingMode
 
@@ -294,6 +295,21 @@ class RunArguments:
         "folder of the checkpoints, as in gs://bucket/run/checkpoints (default: in the run "
         "folder); the run folder records it",
     )
+    track: TrackerName | None = flag(
+        "",
+        "experiment tracker that also gets config, metrics and results; the extra of the same name "
+        "installs it, and the environment has its keys",
+    )
+
+    def tracked(self, experiment: Experiment) -> Experiment:
+        """Returns the config with --track; MissingExtraError if a tracker is not installed."""
+        if self.track is not None:
+            experiment = override(experiment, (f"train.logging.track={self.track}",))
+        if experiment.train.logging.track is not None:
+            from bert_jax.runs.trackers import check_tracker
+
+            check_tracker(experiment.train.logging.track)
+        return experiment
 
     def clear_run_folder(self, experiment: Experiment) -> Path:
         """Returns the run folder; with --overwrite, without the run that it held.

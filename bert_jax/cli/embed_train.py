@@ -227,7 +227,7 @@ def run(args: Arguments) -> int:
     experiment = sentence_embedding_experiment(
         train, args.model, _loss(args, train), dev=_dev_data(args), **given(args, *_SETTINGS)
     )
-    experiment = override(experiment, args.set)
+    experiment = args.tracked(override(experiment, args.set))
     return train_run(experiment, args.clear_run_folder(experiment), args.checkpoints)
 
 

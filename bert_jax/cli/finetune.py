@@ -368,7 +368,7 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
 
 def run(args: Arguments) -> int:
     """Fine-tunes and returns the exit code of the run."""
-    experiment = make_experiment(args)
+    experiment = args.tracked(make_experiment(args))
     from bert_jax.parallel.processes import config_from_environment, initialize
 
     # Before anything uses the devices: afterwards JAX cannot connect its processes any more.

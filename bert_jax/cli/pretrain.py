@@ -10,8 +10,7 @@ HELP = "pretrain an encoder, or resume from the newest checkpoint of the run fol
 
 EPILOG = """example:
   bert-jax pretrain bert --run runs/tiny \\
-      --arg size=tiny corpus=data/train heldout=data/heldout steps=10000 \\
-      --set train.logging.tensorboard=true
+      --arg size=tiny corpus=data/train heldout=data/heldout steps=10000 --track tensorboard
   bert-jax pretrain bert --run runs/mixed --corpora data/wiki=0.7 data/books=0.3 \\
       --arg size=tiny steps=10000 --set data.corpus.corpora.1.max_epochs=4
 
@@ -38,7 +37,7 @@ class Arguments(RunArguments, CorporaArguments):
 
 def run(args: Arguments) -> int:
     """Trains and returns the exit code of the run."""
-    experiment = args.experiment()
+    experiment = args.tracked(args.experiment())
     if args.init_from:
         experiment = dataclasses.replace(experiment, init_from=args.init_from)
     from bert_jax.parallel.processes import config_from_environment, initialize

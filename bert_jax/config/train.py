@@ -372,12 +372,15 @@ class LabeledEval:
             check_range(f"train.evaluation.{name}", getattr(self, name), at_least=1)
 
 
+TrackerName = Literal["wandb", "trackio", "mlflow", "tensorboard"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     """Configures how often metrics are logged; each time the host waits for the device."""
 
     log_every: int = 50  # updates between two lines of metrics.jsonl
-    tensorboard: bool = False  # whether event files are written, too; needs the extra [tensorboard]
+    track: TrackerName | None = None  # sends metrics to it, too; needs the extra of this name
 
     def __post_init__(self) -> None:
         check_range("train.logging.log_every", self.log_every, at_least=1)

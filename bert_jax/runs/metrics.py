@@ -1,6 +1,5 @@
-"""Logs the metrics of a run to `metrics.jsonl` (one JSON object per line) and to TensorBoard."""
+"""Logs the metrics of a run to `metrics.jsonl`, one JSON object per line."""
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -113,49 +112,3 @@ def last_lines(file: Path) -> list[str]:
         stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
         lines = stream.read().decode("utf-8", errors="replace").splitlines()
     return [line.strip() for line in lines if line.strip()]
-
-
-class TensorBoard:
-    """Logs the same metrics as `MetricsLog` to TensorBoard, in <run folder>/tensorboard.
-
-    Raises:
-      UserError: tensorboardX is not installed.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        every: int,
-        resume_step: int = 0,
-        peak_flops: float | None = None,
-    ):
-        self.every = every
-        self._throughput = Throughput(peak_flops)
-        try:
-            tensorboardx = importlib.import_module("tensorboardX")
-        except ImportError:
-            raise UserError(
-                "train.logging.tensorboard needs tensorboardX: pip install 'bert_jax[tensorboard]'"
-            ) from None
-        # TensorBoard hides events from `purge_step` on; the resumed run writes them again.
-        self._writer = tensorboardx.SummaryWriter(
-            str(folder / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
-        )
-
-    def __call__(self, event: StepEvent) -> None:
-        """Logs the metrics of one training step."""
-        self._write(event.step, TRAIN, {**event.metrics, **self._throughput.measure(event)})
-
-    def write_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs the metrics of an evaluation after `step` updates."""
-        self._write(step, EVALUATION, values)
-
-    def close(self) -> None:
-        """Flushes and closes the event file."""
-        self._writer.close()
-
-    def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(f"{split}/{name}", value, step)
-        self._writer.flush()

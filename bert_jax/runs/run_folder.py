@@ -7,6 +7,7 @@
                                   location if there is one
                  mixture.json     pretraining: fingerprints and quotas of several corpora
                  metrics.jsonl    see runs/metrics.py
+                 trackers.json    ids of the tracked run, see runs/trackers.py
                  evaluation.json  results of the final evaluation
                  attempts.jsonl   see runs/attempt_log.py
                  baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
@@ -44,7 +45,7 @@ from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 DEMONSTRATIONS, SETFIT_HEAD = "demonstrations.json", "setfit_head.json"
-FITTED_HEADS = "fitted_heads.json"
+FITTED_HEADS, TRACKERS = "fitted_heads.json", "trackers.json"
 ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
 PREDICTIONS, REPORT, TABLES = "predictions", "report.html", "data"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
@@ -199,7 +200,7 @@ def replaced_failed_start(
         _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
     names = [MIXTURE]  # nothing was trained on its batches yet
     if conflicts:  # the report would show the baselines and the attempts as the new run's
-        names += [CONFIG, BASELINES, attempt_log.FILE, tokenizer_folder]
+        names += [CONFIG, BASELINES, TRACKERS, attempt_log.FILE, tokenizer_folder]
     _remove(folder / _PREVIOUS)
     (folder / _PREVIOUS).mkdir()
     _move(names, folder, folder / _PREVIOUS)

@@ -27,8 +27,9 @@ from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.runs.checkpoints.step_folder import by_path
 from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted, restart_advice
 from bert_jax.runs.messages import log_evaluation
-from bert_jax.runs.metrics import MetricsLog, TensorBoard
+from bert_jax.runs.metrics import MetricsLog
 from bert_jax.runs.progress import ProgressLine
+from bert_jax.runs.trackers import Track
 from bert_jax.train.loop import StopReason, TrainingMeter, pause_seconds_left
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.step import State, checkpointed_state
@@ -104,7 +105,7 @@ class Evaluate:
     ):
         self._evaluator, self._train, self._shown_metrics = evaluator, train, shown_metrics
         self._history, self._meter = history, meter
-        self._metric_logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, TensorBoard))]
+        self._metric_logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, Track))]
 
     def check_best_metric(self, params: Any) -> None:
         """Checks before training that the evaluation has the metric that checkpoints are ranked by.
@@ -245,7 +246,7 @@ class SaveCheckpoint:
 
 
 def make_hooks(
-    train: TrainConfig,
+    experiment: Experiment,
     folder: Path,
     start_step: int,
     checkpointer: Checkpointer,
@@ -254,7 +255,7 @@ def make_hooks(
 ) -> list[Hook]:
     """Makes the hooks in order: log, check the loss, limit queued steps, notify the watchdog."""
     hooks: list[Hook] = []
-    config = train.logging
+    train, config = experiment.train, experiment.train.logging
     if jax.process_index() == 0:
         device_peak_flops = peak_flops(jax.devices())
         hooks.append(
@@ -264,15 +265,14 @@ def make_hooks(
                 peak_flops=device_peak_flops,
             )
         )
-        for metric_log in (MetricsLog, TensorBoard) if config.tensorboard else (MetricsLog,):
-            hooks.append(
-                metric_log(
-                    folder,
-                    every=config.log_every,
-                    resume_step=start_step,
-                    peak_flops=device_peak_flops,
-                )
-            )
+        settings: dict[str, Any] = {
+            "every": config.log_every,
+            "resume_step": start_step,
+            "peak_flops": device_peak_flops,
+        }
+        hooks.append(MetricsLog(folder, **settings))
+        if config.track is not None:
+            hooks.append(Track(config.track, folder, to_json(experiment), **settings))
     # On every process, because each of them must stop when the loss diverges.
     hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
     # The watchdog comes last: it restarts its timer when all other hooks of the step are done.

@@ -21,6 +21,7 @@ from bert_jax.config.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
+from bert_jax.io.json_io import read_json_object
 from bert_jax.parallel import sharding
 from bert_jax.parallel.devices import hardware_info
 from bert_jax.parallel.processes import barrier, run_on_process_0
@@ -31,6 +32,7 @@ from bert_jax.runs import run_folder
 from bert_jax.runs.attempt_log import AttemptLog, Outcome
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.runs.messages import log_model, log_phase, log_results
+from bert_jax.runs.trackers import Track, check_tracker
 from bert_jax.runs.training_data import check_fingerprint, write_fingerprint
 from bert_jax.train.compilation_cache import persistent_compilation_cache
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
@@ -66,6 +68,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
     Raises:
       UserError: the message says what to do. Checkpoints saved before remain valid.
     """
+    check_tracker(experiment.train.logging.track)
     experiment, started = _pin_initial_model(experiment, folder), time.monotonic()
     train = experiment.train
     with contextlib.ExitStack() as stack:
@@ -100,7 +103,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
 
         # What is called after every step, and what is written about the run.
         preemption, meter = stack.enter_context(Preemption()), TrainingMeter(watchdog)
-        hooks = make_hooks(train, folder, start.step, checkpointer, watchdog, meter)
+        hooks = make_hooks(experiment, folder, start.step, checkpointer, watchdog, meter)
         for hook in hooks:
             stack.callback(hook.close)
         history = EvaluationHistory(best=start.best)
@@ -164,6 +167,9 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                 best, _, _ = checkpointer.restore(saved, history.best.step)
                 state = complete_state(best, state)
             workload.on_train_end(objective, state["params"], mesh, folder, int(state["step"]))
+            for hook in hooks:
+                if isinstance(hook, Track) and (folder / run_folder.EVALUATION).is_file():
+                    hook.write_final(read_json_object(folder / run_folder.EVALUATION))
         attempt.end("complete" if last_step >= train.steps else "stopped early")
         if jax.process_index() == 0:
             seconds, report = time.monotonic() - started, folder / run_folder.REPORT

@@ -1,9 +1,7 @@
 """Tests hooks: when they are called, what they write, and when they stop a run."""
 
-import importlib
 import io
 import json
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,7 @@ from bert_jax.runs.hooks import (
     Throughput,
     TrainingHalted,
 )
-from bert_jax.runs.metrics import MetricsLog, TensorBoard, read_metrics
+from bert_jax.runs.metrics import MetricsLog, read_metrics
 from bert_jax.runs.progress import ProgressLine, format_duration
 
 
@@ -242,25 +240,6 @@ def test_invalid_line_of_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(UserError, match=r"metrics\.jsonl is not a file"):
         MetricsLog(tmp_path, every=1)
-
-
-def test_tensorboard_writes_events(tmp_path):
-    pytest.importorskip("tensorboardX")
-    board = TensorBoard(tmp_path, every=1, resume_step=3)
-    board(make_event(4))
-    board.write_evaluation(4, {"mlm_loss": 1.5})
-    board.close()
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    content = events.read_bytes()
-    assert b"train/mlm_accuracy" in content and b"evaluation/mlm_loss" in content
-
-
-def test_missing_tensorboard_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ImportError):
-        importlib.import_module("tensorboardX")
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tensorboard\]'"):
-        TensorBoard(tmp_path, every=1)
 
 
 def guard(last_good=lambda: 40, **options):

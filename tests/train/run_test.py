@@ -1,6 +1,7 @@
 """Tests complete runs in this process: outputs, errors, number of compilations."""
 
 import dataclasses
+import importlib.util
 import json
 import logging
 import re
@@ -35,6 +36,7 @@ from bert_jax.runs.hooks import TrainingHalted
 from bert_jax.runs.run_folder import replaced_failed_start, write_or_check_config
 from bert_jax.train.initialize import check_existing_run
 from bert_jax.train.run import run
+from tests.helpers.event_files import read_scalars
 
 MODEL = BertConfig(
     vocab_size=78,
@@ -44,6 +46,8 @@ MODEL = BertConfig(
     intermediate_size=32,
     positions=LearnedPositions(max_position_embeddings=64),
 )
+
+HAS_TENSORBOARD = importlib.util.find_spec("tensorboardX") is not None
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,12 @@ def finished(corpora, tmp_path_factory) -> tuple[Path, int]:
     """Returns a finished run, and how often its train step was compiled."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     config = override(
-        experiment(corpora), ["mesh.tensor=1", "train.phases.1.gradient_accumulation_steps=1"]
+        experiment(corpora),
+        [
+            "mesh.tensor=1",
+            "train.phases.1.gradient_accumulation_steps=1",
+            *(["train.logging.track=tensorboard"] if HAS_TENSORBOARD else []),
+        ],
     )
     compilations = []
 
@@ -137,6 +146,18 @@ def test_finished_run_has_all_outputs(finished):
     _, info, step = restore_params(folder / "checkpoints")
     assert (step, info["position"]) == (12, 32)
     assert info["config"]["name"] == "test" and "jax" in info["versions"]
+
+
+@pytest.mark.skipif(not HAS_TENSORBOARD, reason="tensorboardX is not installed")
+def test_tracker_gets_metrics_and_final_results(finished):
+    folder, _ = finished
+    scalars = read_scalars(folder / "tensorboard")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for split, metric in (("train", "loss"), ("evaluation", "mlm_loss")):
+        expected = {row["step"]: row[metric] for row in rows if row["split"] == split}
+        assert scalars[f"{split}/{metric}"] == pytest.approx(expected)
+    final = json.loads((folder / "evaluation.json").read_text())
+    assert scalars["final/mlm_loss"] == pytest.approx({12: final["mlm_loss"]})
 
 
 def test_restarting_a_finished_run_changes_nothing(corpora, finished):
