@@ -60,6 +60,7 @@ GROUPS = {
 
 FLAGS = {
     "Experiment.seed": "--seed",
+    "LoggingConfig.track": "--track",
     "Experiment.init_from": "--model, --init-from",
     "MeshConfig.data": "--arg parallelism",
     "MeshConfig.fsdp": "--arg parallelism",
