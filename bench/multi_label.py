@@ -6,8 +6,10 @@
 The folder --data has goemotions_train.tsv.gz, goemotions_dev.tsv.gz and labels.txt (Demszky et al.
 2020). Both libraries train on the same texts with the same hyperparameters, in turns, each run in a
 process of its own. Thresholds are chosen on the first texts of the dev set, and the table has
-scores of the next ones, all computed by scikit-learn. A run writes one JSON file into
---output when it is complete; a second call with the same arguments continues with the missing ones.
+scores of the next ones, all computed by scikit-learn. Each model of bert_jax is exported and opened
+in transformers, and the largest difference of a probability is printed. A run writes one JSON file
+into --output when it is complete; a second call with the same arguments continues with the missing
+ones.
 The loop is what users of transformers write: dynamic padding, `problem_type` for the loss, AdamW,
 linear schedule with warmup, clipping to norm 1; its thresholds come from scikit-learn's curve of
 precision and recall. It needs `make install-parity`.
@@ -51,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", required=True, type=Path, help="folder of GoEmotions")
     parser.add_argument("--output", required=True, type=Path, help="folder of the results")
     parser.add_argument("--num-seeds", type=int, default=3)
-    parser.add_argument("--num-examples", type=int, default=6000, help="first training examples")
+    parser.add_argument("--num-examples", type=int, default=4000, help="first training examples")
     parser.add_argument(
-        "--num-dev", type=int, default=1000, help="texts for thresholds; for scores"
+        "--num-dev", type=int, default=2000, help="texts for thresholds; for scores"
     )
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=2e-4)
-    parser.add_argument("--max-length", type=int, default=24, help="tokens of a sequence")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--max-length", type=int, default=32, help="tokens of a sequence")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
@@ -84,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"| {title} | {' | '.join(spread(results[each], name) for each in LIBRARIES)} |")
     medians = [statistics.median(r["seconds"] for r in results[each]) for each in LIBRARIES]
     print(f"| seconds of training | {' | '.join(f'{each:,.0f}' for each in medians)} |")
+    difference = max(run["export_difference"] for run in results["bert_jax"])
+    print(f"largest difference of a probability between model and export: {difference:.1e}")
     return 0
 
 
@@ -154,6 +158,8 @@ def train_bert_jax(args: argparse.Namespace, seed: int) -> dict[str, float]:
     import dataclasses
 
     from bert_jax.config.labeled_data import Columns
+    from bert_jax.export.export import export
+    from bert_jax.pretrained.load import load_encoder
     from bert_jax.runs.metrics import read_metrics
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
@@ -185,11 +191,36 @@ def train_bert_jax(args: argparse.Namespace, seed: int) -> dict[str, float]:
         lines = (folder / "run/predictions/test.jsonl").read_text().splitlines()
         predictions = [json.loads(line) for line in lines]
         seconds = read_metrics(folder / "run/metrics.jsonl")[-1]["seconds"]
+        export(load_encoder(folder / "run"), folder / "exported")
+        exported = transformers_probabilities(args, folder / "exported", splits["test"], names)
     by_label = [row["probabilities"] for row in predictions]
     probabilities = np.array([[row[name] for name in names] for row in by_label])
     decisions = np.array([[name in row["labels"] for name in names] for row in predictions])
     references = indicators(splits["test"], len(names))
-    return {**scores(references, probabilities, decisions), "seconds": seconds}
+    difference = float(np.abs(probabilities - exported).max())
+    found = scores(references, probabilities, decisions)
+    return {**found, "seconds": seconds, "export_difference": difference}
+
+
+def transformers_probabilities(
+    args: argparse.Namespace, model: Path, rows: Rows, names: Sequence[str]
+) -> np.ndarray:
+    """Returns the probabilities that transformers gives the labels, float64 [n, C]."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForSequenceClassification.from_pretrained(model).eval()
+    found = []
+    for start in range(0, len(rows), args.batch_size):
+        texts = [text for text, _ in rows[start : start + args.batch_size]]
+        batch = tokenizer(
+            texts, truncation=True, max_length=args.max_length, padding=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            found.append(torch.sigmoid(network(**batch).logits.double()).numpy())
+    columns = [network.config.label2id[name] for name in names]
+    return np.concatenate(found)[:, columns]
 
 
 def train_huggingface(args: argparse.Namespace, seed: int) -> dict[str, float]:

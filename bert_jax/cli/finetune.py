@@ -86,7 +86,7 @@ TEXT_TO_TEXT = "text2text"
 _MODEL_AND_DATA = ("model", "teacher", "teacher_layers")
 _NUMBERS = ("epochs", "batch_size", "learning_rate", "max_length", "max_target_length")
 _LONG_TEXTS = ("truncation", "window_pooling", "num_windows", "window_overlap")
-_LOSS_AND_CHOICE = ("class_weights", "label_smoothing", "metric", "patience")
+_LOSS_AND_CHOICE = ("class_weights", "label_smoothing", "metric", "patience", "calibrate")
 _SETTINGS = (*_MODEL_AND_DATA, *_NUMBERS, *_LONG_TEXTS, *_LOSS_AND_CHOICE, "seed")
 """Flags with the names of arguments of the presets, which have defaults for the others."""
 
@@ -179,6 +179,11 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
     )
     patience: int | None = _training(
         "N", "evaluations without a better metric after which training ends (default: none)"
+    )
+    calibrate: bool = switch(
+        "fit a temperature for the probabilities on dev, and a decision threshold for two classes "
+        "if --metric is f1, f1_macro or matthews",
+        group="training",
     )
     seed: int | None = _training("", "random seed (default: 0)")
     source: str | None = flag(

@@ -9,10 +9,11 @@ from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.config.distillation import TEACHER_PARAMS
 from bert_jax.config.labeled_data import TextToTextData
-from bert_jax.config.objectives import ObjectiveConfig
+from bert_jax.config.objectives import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
-from bert_jax.config.train import MeshConfig, TrainConfig
+from bert_jax.config.train import LabeledEval, MeshConfig, TrainConfig
 from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.heads.config import has_temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,23 @@ class Experiment:
         self.objective.check_training(self.train)
         self._check_teacher()
         self._check_method()
+        self._check_calibration()
+
+    def _check_calibration(self) -> None:
+        """Raises ConfigError if the run should be calibrated and makes no classifier."""
+        evaluation, objective = self.train.evaluation, self.objective
+        if not isinstance(evaluation, LabeledEval) or not evaluation.calibrate:
+            return
+        heads = []
+        if isinstance(objective, FineTuning | MultiTask):
+            is_single = isinstance(objective, FineTuning)
+            heads = [objective.head] if is_single else [named.head for named in objective.heads]
+        if not any(map(has_temperature, heads)):
+            found = ", ".join(type(head).__name__ for head in heads) or type(objective).__name__
+            raise ConfigError(
+                f"train.evaluation.calibrate (--calibrate) is true for {found}; expected a "
+                "SequenceClassificationHead without label_tokens (--prompt), or a MultiLabelHead"
+            )
 
     def _check_method(self) -> None:
         """Raises ConfigError if the tuning method needs something that this run does not have."""

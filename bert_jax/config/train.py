@@ -366,6 +366,9 @@ class LabeledEval:
     split: str = "dev"  # whose labels the metrics compare with
     eval_every: int = 1000  # updates between two evaluations
     batch_size: int = 64  # sequences computed at once
+    # Whether a temperature for the probabilities of a classifier is fitted on dev after training,
+    # and thresholds of two classes if checkpoints are ranked by f1, f1_macro or matthews.
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "batch_size"):

@@ -179,7 +179,10 @@ def _task_section(head: TaskHead) -> str:
     if not thresholds:
         return f"{text}\n\n{table(('id', 'label'), rows)}"
     rows = [(*row, f"{threshold:.4g}") for row, threshold in zip(rows, thresholds, strict=True)]
-    text += " A label is predicted if its probability is above its threshold."
+    text += (
+        " A label is predicted if its probability is above its threshold, which is in "
+        "`config.json` (`label_thresholds`). Pipelines of transformers ignore the thresholds."
+    )
     return f"{text}\n\n{table(('id', 'label', 'threshold'), rows)}"
 
 
@@ -416,6 +419,12 @@ def _fine_tuning_lines(
     ]
     if objective["class_weights"]:
         lines.append(f"class weights {', '.join(f'{w:g}' for w in objective['class_weights'])}")
+    if analysis and "temperature" in analysis:
+        lines.append(
+            f"calibration: the last layer was divided by the temperature "
+            f"{analysis['temperature']:.4g}, fitted on dev (Guo et al. 2017), so every reader of "
+            "this folder has the calibrated probabilities"
+        )
     default_tuning, tuning = flatten(to_json(TuningConfig())), flatten(train["tuning"])
     changed = {k: v for k, v in tuning.items() if v != default_tuning.get(k) and v is not None}
     if changed:

@@ -17,10 +17,12 @@ from bert_jax.io.json_io import read_json_object
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.adapters.network import can_be_merged, merge_adapter
 from bert_jax.models.heads.config import TaskHead
+from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
+from bert_jax.tasks.calibration import FittedHead, divide_last_layer
 
 BASE = "base"
 """Key of the base in the metadata of a checkpoint."""
@@ -89,27 +91,46 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
     )
 
 
-def save_fitted_heads(folder: Path, step: int, heads: Mapping[str, TaskHead]) -> None:
-    """Saves heads to which something was added after training, such as thresholds.
+def save_fitted_heads(folder: Path, step: int, heads: Mapping[str, FittedHead]) -> None:
+    """Saves the heads for which thresholds or a temperature were chosen after training.
 
     Args:
-      step: the checkpoint with whose parameters it was chosen.
+      step: the checkpoint with whose parameters they were chosen.
       heads: task of a multi-task run -> its head; {"": head} for a run with one task.
     """
-    by_task = {task: to_json(head) for task, head in heads.items()}
-    write_json(folder / run_folder.FITTED_HEADS, {"step": step, "heads": by_task})
+    file = folder / run_folder.FITTED_HEADS
+    chosen = {
+        task: to_json(fitted)
+        for task, fitted in heads.items()
+        if fitted.temperature != 1 or getattr(fitted.head, "thresholds", ())
+    }
+    if chosen:
+        write_json(file, {"step": step, "heads": chosen})
+    else:  # a run that is evaluated again may have chosen something before
+        file.unlink(missing_ok=True)
 
 
 def fitted_head(folder: Path, step: int, task: str | None = None) -> TaskHead | None:
     """Returns the head that was saved for a step of a run; None: that in its config is complete."""
+    fitted = _fitted_heads(folder, step).get(task or "")
+    return None if fitted is None else fitted.head
+
+
+def _fitted_heads(folder: Path, step: int) -> dict[str, FittedHead]:
     file = folder / run_folder.FITTED_HEADS
     saved = read_json_object(file) if file.is_file() else {}
-    head = saved.get("heads", {}).get(task or "") if saved.get("step") == step else None
-    return None if head is None else from_json(TaskHead, head, f"{file}: heads")
+    if saved.get("step") != step:
+        return {}
+    return {
+        task: from_json(FittedHead, fitted, f"{file}: heads")
+        for task, fitted in saved["heads"].items()
+    }
 
 
 def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Reads the parameters of a run at `step`; None for the best or the newest step.
+
+    The last layer of a calibrated classifier is divided by its temperature.
 
     Returns:
       (parameters, metadata of the checkpoint, step).
@@ -123,6 +144,14 @@ def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[st
     # was asked for.
     if step is None and best_step not in (None, loaded_step):
         params, info, loaded_step = restore_params(checkpoints, best_step)
+    for task, fitted in _fitted_heads(folder, loaded_step).items():
+        if fitted.temperature == 1:
+            continue
+        if task:
+            divided = divide_last_layer(params[HEADS][task], fitted.temperature)
+            params = {**params, HEADS: {**params[HEADS], task: divided}}
+        else:
+            params = divide_last_layer(params, fitted.temperature)
     return params, info, loaded_step
 
 

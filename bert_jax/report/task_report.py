@@ -271,13 +271,22 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
         if b["count"]
     ]
     header = ("confidence", "predictions", "mean confidence", "accuracy")
+    before = ""
+    if "uncalibrated" in calibration:
+        uncalibrated = calibration["uncalibrated"]
+        error_before = format_value("calibration_error", uncalibrated["error"])
+        title = f"Reliability diagram without the temperature, error {error_before}"
+        before = (
+            f'<p class="quiet">Without the temperature, the error is {error_before}:</p>'
+            f"{reliability_diagram(uncalibrated['bins'], title)}"
+        )
     return (
         f'<p class="quiet">Expected calibration error {error}: the mean difference between '
         "confidence and accuracy over all predictions. Bars: accuracy in each interval of "
         "confidence. Dots: the same accuracy at the mean confidence of the interval. Dashed line: "
         "perfect calibration. Bottom: number of predictions in each interval.</p>"
         f"{reliability_diagram(bins, f'Reliability diagram, expected calibration error {error}')}"
-        f"{details('The same as a table', table(header, rows))}"
+        f"{details('The same as a table', table(header, rows))}{before}"
     )
 
 

@@ -13,7 +13,7 @@
                  baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
                  analysis.json    fine-tuning: error analysis for the report and the model card
                  demonstrations.json  fine-tuning: texts and labels, if prompts have demonstrations
-                 fitted_heads.json  fine-tuning: heads with thresholds that were chosen on dev
+                 fitted_heads.json  fine-tuning: thresholds and temperatures that were chosen on dev
                  predictions/     fine-tuning: JSON lines for each split; one folder for each
                                   task in multi-task runs
                  encoder_states/  features of a frozen encoder, see train/workloads/feature_cache.py

@@ -36,13 +36,18 @@ def describe_task(task: Task) -> Json:
 
 
 def analyze(
-    task: Task, examples: Sequence[Example], predictions: Any, metrics: Mapping[str, float]
+    task: Task,
+    examples: Sequence[Example],
+    predictions: Any,
+    metrics: Mapping[str, float],
+    uncalibrated: Any = None,
 ) -> Json:
     """Analyzes the predictions for the labeled examples of a split.
 
     Args:
       predictions: the result of `TaskKind.decode` for these examples.
       metrics: the result of `TaskKind.compute_metrics` for them.
+      uncalibrated: the predictions without the temperature; None if there is none.
 
     Returns:
       JSON values:
@@ -58,7 +63,7 @@ def analyze(
       confusion_matrix         classification: [reference class, predicted class, count] of each
                                cell that is not empty
       calibration              classification, multiple choice: {"error", "bins": see
-                               `CalibrationBin`}
+                               `CalibrationBin`}, and "uncalibrated" with the same fields
       entity_errors            token classification: see `EntityErrors`
       by_question_word         question answering: see `QuestionWordScores`
       reference_vs_predicted   regression: [reference, predicted] of at most 500 examples
@@ -75,10 +80,14 @@ def analyze(
         metrics_with_intervals.append(
             {"metric": metric, "value": metrics[metric], "low": low, "high": high}
         )
+    tables = kind.analysis_tables(scored)
+    if uncalibrated is not None and "calibration" in tables:
+        before = kind.analysis_tables(dataclasses.replace(scored, predictions=uncalibrated))
+        tables["calibration"]["uncalibrated"] = before["calibration"]
     return {
         "examples": len(examples),
         "metrics_with_intervals": metrics_with_intervals,
-        **kind.analysis_tables(scored),
+        **tables,
         "top_errors": top_errors(kind, scored),
     }
 

@@ -148,6 +148,8 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
       reads_pairs: whether a second text may be given with each text.
       has_truncations: whether a `Truncation` other than `HeadTruncation` can be chosen.
       reads_prompts: whether texts can be put into a prompt, whose label words the head scores.
+      has_independent_labels: whether each label has a probability of its own, the sigmoid of its
+        logit.
       num_texts: number of texts of an input in a list of texts; None if an input takes all.
       table_columns: input columns of a table -> default name; None if the column is optional.
       line_format: format of a text file without a known extension; None if it is ambiguous.
@@ -171,6 +173,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
     reads_pairs: bool = True
     has_truncations: bool = False
     reads_prompts: bool = False
+    has_independent_labels: bool = False
     num_texts: int | None = 1
     table_columns: ClassVar[Mapping[str, str | None]] = {}
     line_format: FileFormat | None = "lines"
@@ -252,12 +255,23 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         (name,) = self.spec.output_names
         return pool_windows(outputs, name, features)
 
+    def mean_loss(self, references: ReferencesT, predictions: PredictionsT) -> float:
+        """Returns the mean negative log-likelihood in nats, for heads that have a temperature."""
+        raise NotImplementedError(f"the predictions of a {self.name} task are not calibrated")
+
     def fit_head(
-        self, head: TaskHead, references: ReferencesT, predictions: PredictionsT
+        self,
+        head: Any,
+        references: ReferencesT,
+        predictions: PredictionsT,
+        metric: str | None = None,
     ) -> TaskHead:
         """Returns the head with what is chosen on dev after training, such as thresholds.
 
         By default nothing is, and it is the same object.
+
+        Args:
+          metric: the metric for which the threshold of two classes is chosen; None for no choice.
         """
         return head
 

@@ -14,7 +14,11 @@ from scipy.special import log_softmax, softmax
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled, make_label_lookup
 from bert_jax.errors import UserError
-from bert_jax.models.heads.config import SequenceClassificationHead
+from bert_jax.models.heads.config import (
+    SequenceClassificationHead,
+    TaskHead,
+    label_thresholds,
+)
 from bert_jax.tasks.base import (
     UNLABELED,
     FeatureOptions,
@@ -23,6 +27,7 @@ from bert_jax.tasks.base import (
     ModelInput,
     Resampling,
     ScoredExamples,
+    SequenceOutputs,
     TaskKind,
     as_dicts,
     excerpt,
@@ -35,10 +40,13 @@ from bert_jax.tasks.hugging_face import (
     label_maps,
     problem_type_of,
     read_labels,
+    read_thresholds,
+    threshold_map,
 )
 from bert_jax.tasks.long_texts import text_features
 from bert_jax.tasks.losses import HeadSpec, apply_class_weights, classification_loss
 from bert_jax.tasks.metrics import classification
+from bert_jax.tasks.metrics.classification import logits_of, predicted_classes
 from bert_jax.tasks.prompt_features import make_prompt_features
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -143,16 +151,16 @@ class LogitsKind:
     ) -> Resampling:
         """Returns how a metric is computed from arrays of classes or scores."""
         arrays, score = classification.metric_for_resampling(
-            metric, np.asarray(references), np.asarray(predictions, np.float64)
+            metric, np.asarray(references), predictions
         )
         return score, arrays
 
     def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
         """Returns float64 [n]: the cross-entropy of wrong predictions, 0 for correct ones."""
-        logits = predictions.astype(np.float64)
+        logits = logits_of(predictions)
         losses = -log_softmax(logits, axis=1)[np.arange(len(references)), references]
         # Correct predictions have a loss too, but are no errors to show.
-        return np.where(logits.argmax(axis=1) == references, 0.0, losses)
+        return np.where(predicted_classes(predictions) == references, 0.0, losses)
 
 
 def never_predicted(labels: Sequence[str], is_missed: np.ndarray) -> list[str]:
@@ -163,16 +171,15 @@ def never_predicted(labels: Sequence[str], is_missed: np.ndarray) -> list[str]:
     return [f"never predicted, although it occurs: {', '.join(names)}"]
 
 
-def calibration_table(references: np.ndarray, logits: np.ndarray) -> Json:
+def calibration_table(references: np.ndarray, predictions: np.ndarray) -> Json:
     """Returns {"error": expected calibration error, "bins": see `CalibrationBin`}."""
-    bins = classification.calibration_bins(references, logits.astype(np.float64))
-    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(references)
-    return {"error": error, "bins": as_dicts(bins)}
+    bins = classification.calibration_bins(references, logits_of(predictions))
+    return {"error": classification.calibration_error(bins), "bins": as_dicts(bins)}
 
 
-def max_probability(logits: np.ndarray) -> float:
-    """Returns the probability of the predicted class, from logits [C]."""
-    return float(softmax(logits.astype(np.float64)).max())
+def predicted_probability(prediction: np.ndarray) -> float:
+    """Returns the probability of the predicted class, from the prediction for one example, [C]."""
+    return float(softmax(logits_of(prediction))[predicted_classes(prediction)])
 
 
 class SequenceClassification(LogitsKind, TextPairKind):
@@ -210,11 +217,13 @@ class SequenceClassification(LogitsKind, TextPairKind):
                 f"{source}: problem_type is {problem_type!r}; supported are {CLASSIFICATION!r}, "
                 f"{MULTI_LABEL_CLASSIFICATION!r} and {REGRESSION!r}"
             )
-        return SequenceClassificationHead(labels=labels)
+        thresholds = read_thresholds(data, labels, source)
+        return SequenceClassificationHead(labels=labels, thresholds=thresholds)
 
     def head_to_hugging_face(self, head: SequenceClassificationHead) -> Json:
-        """Returns the labels and the problem type."""
-        return {**label_maps(head.labels), "problem_type": CLASSIFICATION}
+        """Returns the labels, the problem type, and thresholds if some were chosen."""
+        fields = {**label_maps(head.labels), "problem_type": CLASSIFICATION}
+        return fields | threshold_map(head.labels, head.thresholds)
 
     def make_targets(
         self, examples: Sequence[TextExample], labels: Sequence[str]
@@ -234,6 +243,38 @@ class SequenceClassification(LogitsKind, TextPairKind):
         label2id = {label: class_id for class_id, label in enumerate(labels)}
         return np.array([label2id[str(example.label)] for example in examples])
 
+    def decode(
+        self,
+        examples: Sequence[TextExample],
+        features: Features,
+        outputs: SequenceOutputs,
+        head: TaskHead,
+        *,
+        allow_no_answer: bool = False,
+    ) -> np.ndarray:
+        """Returns logits float [n, C]; `PREDICTION` [n, 2] if the head has thresholds."""
+        logits, thresholds = self.pool_outputs(features, outputs), label_thresholds(head)
+        return classification.with_thresholds(logits, thresholds) if thresholds else logits
+
+    def mean_loss(self, references: np.ndarray, predictions: np.ndarray) -> float:
+        """Returns the mean cross-entropy in nats."""
+        return classification.mean_loss(references, logits_of(predictions))
+
+    def fit_head(
+        self,
+        head: SequenceClassificationHead,
+        references: np.ndarray,
+        predictions: np.ndarray,
+        metric: str | None = None,
+    ) -> SequenceClassificationHead:
+        """Chooses the thresholds of two classes that give the highest value of `metric`."""
+        can_choose = len(head.labels) == 2 and np.count_nonzero(np.bincount(references)) == 2
+        if metric not in classification.THRESHOLD_METRICS or not can_choose:
+            return head
+        logits = logits_of(predictions)
+        thresholds = classification.best_thresholds_of_two(metric, references, logits)
+        return dataclasses.replace(head, thresholds=thresholds)
+
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
     ) -> dict[str, float]:
@@ -247,7 +288,7 @@ class SequenceClassification(LogitsKind, TextPairKind):
     def weaknesses(self, scored: ScoredExamples) -> list[str]:
         """Returns classes that are never predicted, and whether the most frequent is as good."""
         counts = np.bincount(scored.references, minlength=len(scored.labels))
-        predicted = scored.predictions.argmax(axis=1)
+        predicted = predicted_classes(scored.predictions)
         predictions = np.bincount(predicted, minlength=len(scored.labels))
         found = never_predicted(scored.labels, (counts > 0) & (predictions == 0))
         num_right, max_count = int((predicted == scored.references).sum()), int(counts.max())
@@ -262,9 +303,9 @@ class SequenceClassification(LogitsKind, TextPairKind):
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
     ) -> Json:
         """Returns {"label", "probabilities": {label: probability}}."""
-        probabilities = softmax(prediction.astype(np.float64))
+        probabilities = softmax(logits_of(prediction))
         return {
-            "label": labels[int(prediction.argmax())],
+            "label": labels[int(predicted_classes(prediction))],
             "probabilities": dict(zip(labels, probabilities.tolist(), strict=True)),
         }
 
@@ -285,8 +326,8 @@ class SequenceClassification(LogitsKind, TextPairKind):
         return {
             "texts": shown_texts(example),
             "reference": example.label,
-            "predicted": scored.labels[int(prediction.argmax())],
-            "probability": max_probability(prediction),
+            "predicted": scored.labels[int(predicted_classes(prediction))],
+            "probability": predicted_probability(prediction),
         }
 
     def count_keys(self, example: TextExample) -> list[str]:

@@ -13,6 +13,9 @@ from bert_jax.models.heads.config import LARGEST_NUM_LABELS
 REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
 MULTI_LABEL_CLASSIFICATION = "multi_label_classification"
 
+_THRESHOLDS = "label_thresholds"
+"""Our key of config.json: label -> threshold. transformers keeps keys that it does not know."""
+
 
 def problem_type_of(data: Mapping[str, Any], labels: tuple[str, ...]) -> Any:
     """Returns the problem type of a sequence classification; by default, its labels decide."""
@@ -62,6 +65,36 @@ def label_maps(labels: tuple[str, ...]) -> dict[str, Any]:
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
+
+
+def threshold_map(labels: tuple[str, ...], thresholds: tuple[float, ...]) -> dict[str, Any]:
+    """Returns the field of config.json for thresholds; none if there are no thresholds."""
+    return {_THRESHOLDS: dict(zip(labels, thresholds, strict=True))} if thresholds else {}
+
+
+def read_thresholds(
+    data: Mapping[str, Any], labels: tuple[str, ...], source: str
+) -> tuple[float, ...]:
+    """Returns the threshold of each label; () if the file has none.
+
+    Raises:
+      UserError: they are not a number for each label.
+    """
+    found = data.get(_THRESHOLDS)
+    if found is None:
+        return ()
+    if not isinstance(found, Mapping) or set(found) != set(labels):
+        raise UserError(
+            f"{source}: {_THRESHOLDS} is {found!r}; expected a threshold for each of the labels "
+            f"{', '.join(labels)}, or no {_THRESHOLDS}"
+        )
+    for label, threshold in found.items():
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+            raise UserError(
+                f"{source}: {_THRESHOLDS} has {threshold!r} for the label {label!r}; expected a "
+                "probability from 0 to 1"
+            )
+    return tuple(float(found[label]) for label in labels)
 
 
 def _shorten(value: Any) -> str:

@@ -12,7 +12,6 @@ from scipy.special import expit
 from bert_jax.config.labeled_data import MULTI_LABEL
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, make_label_lookup
-from bert_jax.errors import UserError
 from bert_jax.losses import Batch, WeightedMean, weighted_mean
 from bert_jax.models.heads.config import MultiLabelHead, TaskHead, label_thresholds
 from bert_jax.tasks.base import (
@@ -30,15 +29,15 @@ from bert_jax.tasks.hugging_face import (
     label_maps,
     problem_type_of,
     read_labels,
+    read_thresholds,
+    threshold_map,
 )
 from bert_jax.tasks.losses import HeadOutputs, HeadSpec, Metrics
 from bert_jax.tasks.metrics import multi_label
+from bert_jax.tasks.metrics.classification import with_thresholds
 
 NO_LABELS = "(none of the labels)"
 """Counts and shows a text that was labeled and has none of the labels."""
-
-_THRESHOLDS = "label_thresholds"
-"""Our key of config.json: label -> threshold. transformers keeps keys that it does not know."""
 
 
 def multi_label_loss(
@@ -70,6 +69,7 @@ class MultiLabel(TextPairKind):
     """Predicts labels; references are bool [n, C], predictions `PREDICTION` [n, C]."""
 
     name = MULTI_LABEL
+    has_independent_labels = True
     head_type = MultiLabelHead
     spec = HeadSpec(
         label_fields=("label_indicators",),
@@ -102,14 +102,12 @@ class MultiLabel(TextPairKind):
         labels = read_labels(data, source)
         if problem_type_of(data, labels) != MULTI_LABEL_CLASSIFICATION:
             return None
-        return MultiLabelHead(labels=labels, thresholds=_read_thresholds(data, labels, source))
+        return MultiLabelHead(labels=labels, thresholds=read_thresholds(data, labels, source))
 
     def head_to_hugging_face(self, head: MultiLabelHead) -> Json:
         """Returns the labels, the problem type, and thresholds if some were chosen."""
         fields = {**label_maps(head.labels), "problem_type": MULTI_LABEL_CLASSIFICATION}
-        if head.thresholds:
-            fields[_THRESHOLDS] = dict(zip(head.labels, head.thresholds, strict=True))
-        return fields
+        return fields | threshold_map(head.labels, head.thresholds)
 
     def make_targets(
         self, examples: Sequence[TextExample], labels: Sequence[str]
@@ -131,12 +129,19 @@ class MultiLabel(TextPairKind):
         allow_no_answer: bool = False,
     ) -> np.ndarray:
         """Returns the logit of each label with the threshold of the head, `PREDICTION` [n, C]."""
-        logits = self.pool_outputs(features, outputs)
-        predictions = np.empty(logits.shape, multi_label.PREDICTION)
-        predictions["logit"], predictions["threshold"] = logits, label_thresholds(head)
-        return predictions
+        return with_thresholds(self.pool_outputs(features, outputs), label_thresholds(head))
 
-    def fit_head(self, head: TaskHead, references: np.ndarray, predictions: np.ndarray) -> TaskHead:
+    def mean_loss(self, references: np.ndarray, predictions: np.ndarray) -> float:
+        """Returns the mean binary cross-entropy in nats."""
+        return float(multi_label.label_losses(references, predictions["logit"]).mean())
+
+    def fit_head(
+        self,
+        head: TaskHead,
+        references: np.ndarray,
+        predictions: np.ndarray,
+        metric: str | None = None,
+    ) -> TaskHead:
         """Chooses the threshold of each label that gives it the highest F1."""
         thresholds = multi_label.best_thresholds(references, predictions["logit"])
         return dataclasses.replace(head, thresholds=thresholds)
@@ -173,7 +178,7 @@ class MultiLabel(TextPairKind):
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
     ) -> Json:
         """Returns {"labels": those that are predicted, "probabilities": {label: probability}}."""
-        probabilities = expit(prediction["logit"].astype(np.float64))
+        probabilities = expit(prediction["logit"])
         return {
             "labels": _predicted_names(prediction, labels),
             "probabilities": dict(zip(labels, probabilities.tolist(), strict=True)),
@@ -201,7 +206,7 @@ class MultiLabel(TextPairKind):
 
     def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
         """Returns float64 [n]: the cross-entropies of all labels, added; 0 if all are right."""
-        losses = multi_label.label_losses(references, predictions["logit"].astype(np.float64))
+        losses = multi_label.label_losses(references, predictions["logit"])
         is_right = (multi_label.is_predicted(predictions) == references).all(axis=1)
         return np.where(is_right, 0.0, losses.sum(axis=1))
 
@@ -245,23 +250,3 @@ def _indicators(examples: Sequence[TextExample], labels: Sequence[str]) -> np.nd
     for row, example in enumerate(examples):
         indicators[row, [label_to_id(name, example.id) for name in _names(example)]] = True
     return indicators
-
-
-def _read_thresholds(
-    data: Mapping[str, Any], labels: Sequence[str], source: str
-) -> tuple[float, ...]:
-    found = data.get(_THRESHOLDS)
-    if found is None:
-        return ()
-    if not isinstance(found, Mapping) or set(found) != set(labels):
-        raise UserError(
-            f"{source}: {_THRESHOLDS} is {found!r}; expected a threshold for each of the labels "
-            f"{', '.join(labels)}, or no {_THRESHOLDS}"
-        )
-    for label, threshold in found.items():
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-            raise UserError(
-                f"{source}: {_THRESHOLDS} has {threshold!r} for the label {label!r}; expected a "
-                "probability from 0 to 1"
-            )
-    return tuple(float(found[label]) for label in labels)

@@ -26,7 +26,7 @@ from bert_jax.tasks.base import (
     TaskKind,
     excerpt,
 )
-from bert_jax.tasks.classification import LogitsKind, calibration_table, max_probability
+from bert_jax.tasks.classification import LogitsKind, calibration_table, predicted_probability
 from bert_jax.tasks.losses import HeadSpec, classification_loss
 from bert_jax.tasks.metrics import classification
 from bert_jax.text.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
             "texts": {"context": excerpt(f"{example.context} {example.prompt}".strip())},
             "reference": excerpt(example.choices[example.label or 0]),
             "predicted": excerpt(example.choices[int(prediction.argmax())]),
-            "probability": max_probability(prediction),
+            "probability": predicted_probability(prediction),
         }
 
     def count_keys(self, example: ChoiceExample) -> list[str]:

@@ -63,6 +63,7 @@ from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel, sentence_model_of
 from bert_jax.tasks.analysis import count_labels
 from bert_jax.tasks.features import training_features
+from bert_jax.tasks.metrics.classification import CALIBRATION_METRICS
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.class_weights import class_weights as make_class_weights
@@ -99,6 +100,7 @@ def fine_tuning_experiment(
     label_smoothing: float = 0.0,
     metric: str | None = None,
     patience: int | None = None,
+    calibrate: bool = False,
     seed: int = 0,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Experiment:
@@ -116,6 +118,7 @@ def fine_tuning_experiment(
       metric: the metric of dev that ranks checkpoints; None for the first of the task, or macro F1
         if a class is rare.
       patience: evaluations without a better `metric` after which training ends; None for none.
+      calibrate: whether a temperature, and thresholds of two classes, are fitted on dev.
 
     Raises:
       UserError: task or model cannot be read, or a number is out of range.
@@ -135,8 +138,9 @@ def fine_tuning_experiment(
         batch_size=batch_size,
         learning_rate=learning_rate,
         warmup_ratio=warmup_ratio,
-        best_metric=_ranking_metric(labeled, metric, patience),
+        best_metric=_ranking_metric(labeled, metric, patience, calibrate),
         patience=patience,
+        calibrate=calibrate,
         tuning=_freeze_teacher(tuning, distillation),
     )
     bucket_lengths = fit_bucket_lengths(features.lengths, max_length, train.steps)
@@ -238,13 +242,15 @@ def _log_lengths(
 
 RARE_FRACTION = 0.2
 """A class is rare if it has less than this fraction of an equal share of the training examples."""
-_LOWER_IS_BETTER = ("loss", "mse", "calibration_error")
 
 
-def _ranking_metric(task: Task, metric: str | None, patience: int | None) -> str | None:
+def _ranking_metric(
+    task: Task, metric: str | None, patience: int | None, calibrate: bool
+) -> str | None:
     """Returns the metric that ranks checkpoints; None without a labeled dev split."""
     if not _has_labeled_dev(task):
-        for name, value in (("metric", metric), ("patience", patience)):
+        flags = (("metric", metric), ("patience", patience), ("calibrate", calibrate or None))
+        for name, value in flags:
             if value is not None:
                 raise ConfigError(
                     f"{name} is {value}, but there is no labeled dev split to evaluate; add --dev"
@@ -352,6 +358,7 @@ def _train_config(
     best_metric: str | None,
     tuning: TuningConfig,
     patience: int | None = None,
+    calibrate: bool = False,
 ) -> TrainConfig:
     """Makes the config of a run that is evaluated and saved after epochs of `num_sequences`.
 
@@ -381,14 +388,14 @@ def _train_config(
             best_mode=_best_mode(best_metric),
             early_stopping_patience=patience,
         ),
-        evaluation=LabeledEval(eval_every=eval_every) if best_metric else None,
+        evaluation=LabeledEval(eval_every=eval_every, calibrate=calibrate) if best_metric else None,
     )
 
 
 def _best_mode(metric: str | None) -> Literal["min", "max"] | None:
     if metric is None:
         return None
-    return "min" if metric in _LOWER_IS_BETTER else "max"
+    return "min" if metric in (*CALIBRATION_METRICS, "mse") else "max"
 
 
 def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:

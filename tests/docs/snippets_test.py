@@ -113,10 +113,10 @@ def test_own_labels_tutorial(exported):
     posts = [json.dumps({"post": post, "topics": each}) for post, each in topics.items()]
     for name in ("posts", "posts_dev"):
         (exported.parent / f"{name}.jsonl").write_text("\n".join(posts) + "\n")
-    assert len(run_page(DOCS / "tutorials/own_labels.md", make_short)) == 6
+    assert len(run_page(DOCS / "tutorials/own_labels.md", make_short)) == 7
     assert (exported.parent / "reviews/config.json").is_file()
     topics_run = json.loads((exported.parent / "runs/topics/fitted_heads.json").read_text())
-    assert topics_run["heads"][""]["labels"] == ["people", "places"]
+    assert topics_run["heads"][""]["head"]["labels"] == ["people", "places"]
 
 
 @pytest.mark.slow  # tests/api_test.py trains with a loop of its own

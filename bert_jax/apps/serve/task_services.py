@@ -222,15 +222,16 @@ class TaskService:
 def label_scores(service: TaskService, values: np.ndarray, *, raw: bool) -> list[dict[str, Any]]:
     """Returns [{"score", "label"}] of one input, the highest score first.
 
-    If a text may have several labels, "predicted" tells whether the probability of a label is above
-    its threshold.
+    If labels have thresholds, "predicted" tells whether the probability of a label is above its
+    threshold.
 
     Args:
       values: the outputs of the head, float [C].
       raw: whether scores are logits instead of probabilities.
     """
     labels, thresholds = service.labels, label_thresholds(service.head)
-    probabilities = expit(values) if thresholds or len(labels) == 1 else softmax(values)
+    is_independent = service.kind.has_independent_labels or len(labels) == 1
+    probabilities = expit(values) if is_independent else softmax(values)
     scores = values if raw or service.is_number else probabilities
     rows: list[dict[str, Any]] = [
         {"score": float(score), "label": label} for score, label in zip(scores, labels, strict=True)

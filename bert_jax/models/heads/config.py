@@ -94,11 +94,20 @@ class SequenceClassificationHead:
 
     scope: ClassVar[Scope] = "sequence"
     labels: tuple[str, ...]  # label i is class i
+    # From 0 to 1, for two classes, with the sum 1: a class is predicted if its probability is above
+    # its threshold; () for the class with the highest probability. Chosen on dev after training.
+    thresholds: tuple[float, ...] = field(default=(), compare=False)
     window_encoder: WindowEncoder | None = None  # None: a text is one sequence
     label_tokens: LabelTokens | None = None  # None: a new classifier is trained
 
     def __post_init__(self) -> None:
         _check_labels(self.labels)
+        _check_thresholds(self.labels, self.thresholds)
+        if self.thresholds and len(self.labels) != 2:
+            raise ConfigError(
+                f"head.thresholds is {self.thresholds} for {len(self.labels)} classes; expected "
+                "two classes, or ()"
+            )
         words = self.label_tokens.token_ids if self.label_tokens else ()
         if words and (self.window_encoder or len(words) != len(self.labels)):
             raise ConfigError(
@@ -128,17 +137,7 @@ class MultiLabelHead:
 
     def __post_init__(self) -> None:
         _check_labels(self.labels)
-        if self.thresholds and len(self.thresholds) != len(self.labels):
-            raise ConfigError(
-                f"head.thresholds has {len(self.thresholds)} numbers; expected one for each of the "
-                f"{len(self.labels)} labels, or ()"
-            )
-        for label, threshold in zip(self.labels, self.thresholds, strict=False):
-            if not 0 <= threshold <= 1:  # false for NaN, too
-                raise ConfigError(
-                    f"head.thresholds has {threshold} for the label {label!r}; expected a "
-                    "probability from 0 to 1"
-                )
+        _check_thresholds(self.labels, self.thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,10 +286,17 @@ def class_labels(head: TaskHead) -> tuple[str, ...]:
 
 
 def label_thresholds(head: TaskHead) -> tuple[float, ...]:
-    """Returns the threshold of each label of a multi-label head; () for other heads."""
-    if not isinstance(head, MultiLabelHead):
-        return ()
-    return head.thresholds or (DEFAULT_THRESHOLD,) * len(head.labels)
+    """Returns the threshold of each label; () for a head without, which predicts one class."""
+    if isinstance(head, MultiLabelHead) and not head.thresholds:
+        return (DEFAULT_THRESHOLD,) * len(head.labels)
+    return getattr(head, "thresholds", ())
+
+
+def has_temperature(head: TaskHead) -> bool:
+    """Returns whether the probabilities of a head can be calibrated by dividing its last layer."""
+    is_classifier = isinstance(head, SequenceClassificationHead | MultiLabelHead)
+    # Label words have no last layer of their own.
+    return is_classifier and label_tokens_of(head) is None
 
 
 def label_tokens_of(head: TaskHead | None) -> LabelTokens | None:
@@ -342,6 +348,20 @@ def masked_lm_parts(family: FamilyClassifiers) -> tuple[str, ...]:
             return ("masked_lm",)
         case "shared":
             return ("prediction_head", "masked_lm")
+
+
+def _check_thresholds(labels: tuple[str, ...], thresholds: tuple[float, ...]) -> None:
+    if thresholds and len(thresholds) != len(labels):
+        raise ConfigError(
+            f"head.thresholds has {len(thresholds)} numbers; expected one for each of the "
+            f"{len(labels)} labels, or ()"
+        )
+    for label, threshold in zip(labels, thresholds, strict=False):
+        if not 0 <= threshold <= 1:  # false for NaN, too
+            raise ConfigError(
+                f"head.thresholds has {threshold} for the label {label!r}; expected a "
+                "probability from 0 to 1"
+            )
 
 
 def _check_labels(labels: tuple[str, ...]) -> None:

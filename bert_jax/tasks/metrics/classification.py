@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from bert_jax.errors import UserError
+from bert_jax.models.heads.config import DEFAULT_THRESHOLD
 from bert_jax.tasks.metrics.validate_inputs import (
     require_finite,
     require_matching_counts,
@@ -25,6 +26,10 @@ from bert_jax.tasks.metrics.validate_inputs import (
 )
 
 CALIBRATION_BINS = 15
+
+PREDICTION = np.dtype([("logit", np.float64), ("threshold", np.float64)])
+"""The dtype of the prediction for one label: its logit, and the probability above which it is
+predicted. Both stand together, so that metrics, reports and output files use the same threshold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +54,27 @@ class CalibrationBin:
     accuracy: float
 
 
+def with_thresholds(logits: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
+    """Returns predictions, `PREDICTION` [n, C], from logits [n, C] and one threshold a label."""
+    predictions = np.empty(logits.shape, PREDICTION)
+    predictions["logit"], predictions["threshold"] = logits, thresholds
+    return predictions
+
+
+def logits_of(predictions: np.ndarray) -> np.ndarray:
+    """Returns the logits of predictions, which are logits or `PREDICTION`, as float64."""
+    logits = predictions["logit"] if predictions.dtype.names else predictions
+    return logits.astype(np.float64)
+
+
 def classification_metrics(
-    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
+    labels: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
-    """Computes all metrics of a classifier that predicts the class with the highest logit.
+    """Computes all metrics of a classifier.
 
     Args:
       labels: class ids, int [n].
-      logits: float [n, C].
+      predictions: logits, float [n, C]; or `PREDICTION` [n, 2] for two classes with thresholds.
       class_names: names of the C classes in the order of their ids.
 
     Returns:
@@ -68,29 +86,37 @@ def classification_metrics(
       roc_auc       area under the ROC curve, mean of one-vs-rest if C > 2; left out if a class does
                     not occur in the labels
       calibration_error   expected calibration error over 15 bins of equal width
+      brier_score   mean over examples of the squared errors of all C probabilities, added (Brier
+                    1950); from 0 to 2
       loss          mean cross-entropy in nats
+      accuracy_at_0.5, f1_at_0.5, f1_macro_at_0.5, matthews_at_0.5   for predictions with
+                    thresholds: the class with the highest logit
 
     Raises:
       UserError: there are no examples, logits are not finite, or labels or names do not fit them.
     """
-    labels, logits = _check_inputs(labels, logits, class_names)
-    matrix = _matrix_from_cells(_confusion_cells(labels, logits), len(class_names))
-    scores = {name: score(matrix) for name, score in CONFUSION_MATRIX_METRICS.items()}
+    labels, predictions = _check_inputs(labels, predictions, class_names)
+    logits, scores = logits_of(predictions), {}
+    by_suffix = {"": predictions} | ({"_at_0.5": logits} if predictions.dtype.names else {})
+    for suffix, each in by_suffix.items():
+        matrix = _matrix_from_cells(_confusion_cells(labels, each), len(class_names))
+        found = {name: score(matrix) for name, score in CONFUSION_MATRIX_METRICS.items()}
+        scores |= {f"{name}{suffix}": value for name, value in found.items()}
     scores |= {name: score(labels, logits) for name, score in LOGIT_METRICS.items()}
     return {name: value for name, value in scores.items() if not np.isnan(value)}
 
 
 def per_class_table(
-    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
+    labels: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
 ) -> tuple[ClassScores, ...]:
     """Computes precision, recall, F1 and support of each of the C classes, in order."""
     from sklearn import metrics
 
-    labels, logits = _check_inputs(labels, logits, class_names)
+    labels, predictions = _check_inputs(labels, predictions, class_names)
     zero_division: Any = 0  # typed as a string in scikit-learn, which accepts 0
     columns: Any = metrics.precision_recall_fscore_support(
         labels,
-        predicted_classes(logits),
+        predicted_classes(predictions),
         labels=range(len(class_names)),
         zero_division=zero_division,
     )
@@ -107,15 +133,15 @@ def per_class_table(
 
 
 def confusion_matrix(
-    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
+    labels: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
     """Computes the confusion matrix, int64 [C, C]: rows are labels, columns are predictions."""
-    labels, logits = _check_inputs(labels, logits, class_names)
-    return _matrix_from_cells(_confusion_cells(labels, logits), len(class_names))
+    labels, predictions = _check_inputs(labels, predictions, class_names)
+    return _matrix_from_cells(_confusion_cells(labels, predictions), len(class_names))
 
 
 def metric_for_resampling(
-    metric: str, labels: np.ndarray, logits: np.ndarray
+    metric: str, labels: np.ndarray, predictions: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], Callable[..., float]]:
     """Returns (arrays, score) such that score(*arrays) is the metric, for bootstrapping.
 
@@ -123,15 +149,15 @@ def metric_for_resampling(
 
     Args:
       metric: one of `classification_metrics`.
-      labels, logits: validated arguments of `classification_metrics`.
+      labels, predictions: validated arguments of `classification_metrics`.
     """
-    num_classes = logits.shape[1]
+    num_classes = predictions.shape[1]
     if metric in CONFUSION_MATRIX_METRICS:
         score = CONFUSION_MATRIX_METRICS[metric]
-        return (_confusion_cells(labels, logits),), lambda cells: score(
+        return (_confusion_cells(labels, predictions),), lambda cells: score(
             _matrix_from_cells(cells, num_classes)
         )
-    return (labels, logits), LOGIT_METRICS[metric]
+    return (labels, logits_of(predictions)), LOGIT_METRICS[metric]
 
 
 def calibration_bins(labels: np.ndarray, logits: np.ndarray) -> tuple[CalibrationBin, ...]:
@@ -178,18 +204,66 @@ def multiple_choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str,
     require_finite("the logits", logits, allow_infinite=True)
     require_valid_class_ids(labels, logits.shape[1], "choices")
     matrix = _matrix_from_cells(_confusion_cells(labels, logits), logits.shape[1])
-    return {"accuracy": _accuracy(matrix), "loss": _loss(labels, logits)}
+    return {"accuracy": _accuracy(matrix), "loss": mean_loss(labels, logits)}
 
 
-def predicted_classes(logits: np.ndarray) -> np.ndarray:
-    """Returns int64 [n]: the first class with the highest logit."""
-    return np.argmax(logits, axis=1)
+def predicted_classes(predictions: np.ndarray) -> np.ndarray:
+    """Returns int64 [...]: the first class with the highest logit, or above its threshold."""
+    if predictions.dtype.names is None:
+        return np.argmax(predictions, axis=-1)
+    # The thresholds of two classes have the sum 1, so one of both is above its own.
+    return np.argmax(softmax(predictions["logit"], axis=-1) - predictions["threshold"], axis=-1)
 
 
-def _confusion_cells(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+def best_threshold(
+    positives: np.ndarray, probabilities: np.ndarray, score: Callable[..., np.ndarray]
+) -> float:
+    """Returns the threshold with the highest score; 0.5 without a positive example.
+
+    A threshold is halfway between two neighboring probabilities, so that rounding does not change a
+    decision. Among thresholds with the same score, the nearest to 0.5 is taken.
+
+    Args:
+      positives, probabilities: bool and float [n], of one label.
+      score: maps the counts (true positives, false positives, false negatives, true negatives) of
+        several thresholds, int [t] each, to scores, float [t].
+    """
+    if not positives.any():
+        return DEFAULT_THRESHOLD
+    order = np.argsort(-probabilities, kind="stable")
+    descending, hits = probabilities[order], np.cumsum(positives[order])
+    lower = np.append(descending[1:], 0.0)
+    # A threshold cannot separate equal probabilities. The one below the lowest probability
+    # predicts the label for all texts.
+    ends = np.flatnonzero((descending != lower) & ((descending + lower) / 2 < descending))
+    hits, false_alarms, num_positive = hits[ends], ends + 1 - hits[ends], hits[-1]
+    true_negatives = len(positives) - num_positive - false_alarms
+    scores = score(hits, false_alarms, num_positive - hits, true_negatives)
+    candidates = ((descending + lower) / 2)[ends][scores == scores.max()]
+    return float(candidates[np.argmin(np.abs(candidates - DEFAULT_THRESHOLD))])
+
+
+def best_thresholds_of_two(
+    metric: str, labels: np.ndarray, logits: np.ndarray
+) -> tuple[float, float]:
+    """Returns the thresholds of two classes with the highest value of a `THRESHOLD_METRICS`.
+
+    The class 1 is predicted if its probability is above its threshold, otherwise the class 0.
+    """
+    metric_of = CONFUSION_MATRIX_METRICS[metric]
+
+    def score(*counts: np.ndarray) -> np.ndarray:
+        rows = np.stack(counts, axis=1)
+        return np.array([metric_of(np.array([[tn, fp], [fn, tp]])) for tp, fp, fn, tn in rows])
+
+    threshold = best_threshold(labels == 1, softmax(logits, axis=1)[:, 1], score)
+    return 1 - threshold, threshold
+
+
+def _confusion_cells(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
     """Returns int [n]: the cell of the flattened confusion matrix of each example."""
     # One number for each example: a bootstrap resamples these instead of rows of logits.
-    return labels * logits.shape[1] + predicted_classes(logits)
+    return labels * predictions.shape[1] + predicted_classes(predictions)
 
 
 def _matrix_from_cells(cells: np.ndarray, num_classes: int) -> np.ndarray:
@@ -250,7 +324,13 @@ def _calibration_error(labels: np.ndarray, logits: np.ndarray) -> float:
     return calibration_error(calibration_bins(labels, logits))
 
 
-def _loss(labels: np.ndarray, logits: np.ndarray) -> float:
+def _brier_score(labels: np.ndarray, logits: np.ndarray) -> float:
+    errors = softmax(logits, axis=1) - np.eye(logits.shape[1])[labels]
+    return float((errors**2).sum(axis=1).mean())
+
+
+def mean_loss(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Returns the mean cross-entropy in nats, from class ids [n] and logits [n, C]."""
     return -float(log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
 
 
@@ -261,18 +341,26 @@ CONFUSION_MATRIX_METRICS: dict[str, Callable[[np.ndarray], float]] = {
     "f1_macro": _f1_macro,
     "matthews": _matthews,
 }
+THRESHOLD_METRICS = ("f1", "f1_macro", "matthews")
+"""Metrics that another threshold than 0.5 can raise although accuracy falls."""
 # Metric -> function of labels int [n] and logits float64 [n, C]; NaN where it is undefined.
 LOGIT_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "roc_auc": _roc_auc,
     "calibration_error": _calibration_error,
-    "loss": _loss,
+    "brier_score": _brier_score,
+    "loss": mean_loss,
 }
 
 
+CALIBRATION_METRICS = ("loss", "brier_score", "calibration_error")
+"""Metrics of the probabilities, which a temperature changes; a lower value is better."""
+
+
 def _check_inputs(
-    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
+    labels: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    labels, logits = np.asarray(labels), np.asarray(logits, np.float64)
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    logits = logits_of(predictions)
     require_matching_counts("examples", len(labels), len(logits))
     class_list = ", ".join(class_names)
     if logits.ndim != 2 or logits.shape[1] != len(class_names):
@@ -282,4 +370,4 @@ def _check_inputs(
         )
     require_finite("the logits", logits)
     require_valid_class_ids(labels, len(class_names), class_list)
-    return labels, logits
+    return labels, predictions if predictions.dtype.names else logits

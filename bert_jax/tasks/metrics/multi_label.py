@@ -12,12 +12,8 @@ from scipy.special import expit
 
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import DEFAULT_THRESHOLD
-from bert_jax.tasks.metrics.classification import ClassScores
+from bert_jax.tasks.metrics.classification import ClassScores, best_threshold
 from bert_jax.tasks.metrics.validate_inputs import require_finite, require_matching_counts
-
-PREDICTION = np.dtype([("logit", np.float32), ("threshold", np.float64)])
-"""The dtype of the prediction for one label: its logit, and the probability above which it is
-predicted. Both stand together, so that metrics, reports and output files use the same threshold."""
 
 MEAN_AVERAGE_PRECISION = "mean_average_precision"
 
@@ -31,7 +27,7 @@ class LabelScores(ClassScores):
 
 def is_predicted(predictions: np.ndarray) -> np.ndarray:
     """Returns which labels are predicted, bool, from an array of `PREDICTION` of any shape."""
-    return expit(predictions["logit"].astype(np.float64)) > predictions["threshold"]
+    return expit(predictions["logit"]) > predictions["threshold"]
 
 
 def multi_label_metrics(
@@ -62,7 +58,7 @@ def multi_label_metrics(
       UserError: there are no examples, a logit is not finite, or the labels do not fit them.
     """
     _check_inputs(references, predictions, names)
-    predicted, logits = is_predicted(predictions), predictions["logit"].astype(np.float64)
+    predicted, logits = is_predicted(predictions), predictions["logit"]
     metrics = {MEAN_AVERAGE_PRECISION: _MeanAveragePrecision(references, logits).value()}
     metrics |= {name: score(references, predicted) for name, score in DECISION_METRICS.items()}
     if (predictions["threshold"] != DEFAULT_THRESHOLD).any():
@@ -102,33 +98,15 @@ def label_table(
 def best_thresholds(references: np.ndarray, logits: np.ndarray) -> tuple[float, ...]:
     """Returns the threshold of each label with the highest F1; 0.5 for a label that no text has.
 
-    A threshold is halfway between two neighboring probabilities, so that rounding does not change a
-    decision. Among thresholds with the same F1, the nearest to 0.5 is taken.
-
     Args:
       references: bool [n, C].
       logits: float [n, C].
     """
     probabilities = expit(logits.astype(np.float64))
     return tuple(
-        _best_threshold(references[:, label], probabilities[:, label])
-        for label in range(references.shape[1])
+        best_threshold(positives, column, lambda tp, fp, fn, tn: 2 * tp / (2 * tp + fp + fn))
+        for positives, column in zip(references.T, probabilities.T, strict=True)
     )
-
-
-def _best_threshold(references: np.ndarray, probabilities: np.ndarray) -> float:
-    num_positive = int(references.sum())
-    if not num_positive:
-        return DEFAULT_THRESHOLD
-    order = np.argsort(-probabilities, kind="stable")
-    descending, hits = probabilities[order], np.cumsum(references[order])
-    lower = np.append(descending[1:], 0.0)
-    # A threshold cannot separate equal probabilities. The one below the lowest probability
-    # predicts the label for all texts.
-    ends = np.flatnonzero((descending != lower) & ((descending + lower) / 2 < descending))
-    f1 = 2 * hits[ends] / (ends + 1 + num_positive)
-    candidates = ((descending + lower) / 2)[ends][f1 == f1.max()]
-    return float(candidates[np.argmin(np.abs(candidates - DEFAULT_THRESHOLD))])
 
 
 def metric_for_resampling(
@@ -137,7 +115,7 @@ def metric_for_resampling(
     """Returns (arrays, score) such that score(*arrays) is the metric; None for other metrics."""
     if metric == MEAN_AVERAGE_PRECISION:
         # Scores are sorted once for all resamples, which are numbers of rows.
-        score = _MeanAveragePrecision(references, predictions["logit"].astype(np.float64))
+        score = _MeanAveragePrecision(references, predictions["logit"])
         return (np.arange(len(references)),), score.of_rows
     if metric in DECISION_METRICS:
         return (references, is_predicted(predictions)), DECISION_METRICS[metric]

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     TaskHead,
     WindowEncoder,
+    class_labels,
+    label_thresholds,
     reads_one_vector,
     window_encoder_of,
 )
@@ -50,6 +52,7 @@ from bert_jax.tasks.analysis import (
     format_groups,
     metrics_by_group,
 )
+from bert_jax.tasks.calibration import FittedHead
 from bert_jax.tasks.features import make_features, text_examples, training_features
 from bert_jax.tasks.registry import head_for_data, kind_of
 from bert_jax.text.load_tokenizer import load_tokenizer
@@ -166,12 +169,11 @@ class FineTuningWorkload(Workload):
     ) -> None:
         """Writes predictions, metrics and an analysis of every split except "train"."""
         found_items = FoundItems.read(folder) if (folder / ITEMS_FILE).is_file() else None
-        metrics, analysis, head = self.evaluate_splits(
+        metrics, analysis, fitted = self.evaluate_splits(
             objective, params, mesh, folder / run_folder.PREDICTIONS, step, found_items
         )
         if jax.process_index() == 0:
-            if head is not self._objective_config.head:
-                save_fitted_heads(folder, step, {"": head})
+            save_fitted_heads(folder, step, {"": fitted})
             if metrics and (note := kind_of(self._task).metrics_note(self._task.labels)):
                 logger.info("note: %s", note)
             write_json(folder / run_folder.EVALUATION, metrics)
@@ -185,36 +187,52 @@ class FineTuningWorkload(Workload):
         predictions_folder: Path,
         step: int,
         found_items: FoundItems | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Any], TaskHead]:
+    ) -> tuple[dict[str, Any], dict[str, Any], FittedHead]:
         """Evaluates every split except "train" and writes the predictions for their examples.
 
         What a head lets choose after training, such as thresholds, is chosen on "dev", and all
-        splits are evaluated with it.
+        splits are evaluated with it. So is the temperature, if the config asks for it.
 
         Args:
           found_items: the examples that are in the pretraining corpus, if that is known; the
             analysis then has the metrics on these and on the others.
 
         Returns:
-          (metrics by split, analysis of the task, head), the analyses of splits on process 0 only.
-          The head is the object in the config of the objective if nothing was chosen.
+          (metrics by split, analysis of the task, head with what was chosen), the analyses of
+          splits on process 0 only.
         """
         last_phase_index = len(self._phases) - 1
         # Predictions are computed on all processes, because the devices are shared, but only
         # process 0 writes files and analyses.
-        metrics, split_analyses, head = {}, {}, self._objective_config.head
+        metrics, split_analyses = {}, {}
+        fitted = FittedHead(head=self._objective_config.head)
+        evaluation = self._evaluation
+        calibrate = isinstance(evaluation, LabeledEval) and evaluation.calibrate
+        best_metric = self._experiment.train.checkpoints.best_metric
         predictions_folder.mkdir(parents=True, exist_ok=True)
         evaluated = [split for split in self._task.splits if split != "train"]
         for split in sorted(evaluated, key=lambda split: split != "dev"):
             evaluator = self._split_evaluator(objective, split, last_phase_index, mesh)
-            result = evaluator.evaluate(params, head, fit_head=split == "dev")
-            head = result.head
+            result = evaluator.evaluate(
+                params,
+                fitted,
+                fit_head=split == "dev",
+                calibrate=calibrate,
+                threshold_metric=best_metric if calibrate else None,
+            )
+            fitted = result.fitted
             if result.metrics:
                 metrics[split] = result.metrics
             if jax.process_index() == 0:
                 if result.metrics:
+                    if calibrate and split == "dev":
+                        _log_calibration(fitted, result.metrics, best_metric)
                     split_analyses[split] = analyze(
-                        self._task, self._task.splits[split], result.predictions, result.metrics
+                        self._task,
+                        self._task.splits[split],
+                        result.predictions,
+                        result.metrics,
+                        result.uncalibrated,
                     )
                     for warning in evaluation_warnings(self._task, split, result.predictions):
                         logger.warning("warning: %s: %s", split, warning)
@@ -227,7 +245,9 @@ class FineTuningWorkload(Workload):
             **describe_task(self._task),
             "train_sequences": len(self.train_features(last_phase_index)),
         }
-        return metrics, {**task_description, "step": step, "splits": split_analyses}, head
+        if fitted.temperature != 1:
+            task_description["temperature"] = fitted.temperature
+        return metrics, {**task_description, "step": step, "splits": split_analyses}, fitted
 
     def _metrics_by_group(
         self, split: str, predictions: Any, found_items: FoundItems
@@ -294,6 +314,33 @@ class FineTuningWorkload(Workload):
         batch_size = (self._evaluation or LabeledEval()).batch_size
         sharding.check_batch_size(batch_size, 1, mesh)
         return batch_size
+
+
+def _log_calibration(
+    fitted: FittedHead, metrics: Mapping[str, float], best_metric: str | None
+) -> None:
+    if fitted.temperature == 1:
+        logger.warning(
+            "warning: no temperature gives dev the lowest loss (every label is predicted right, or "
+            "worse than by chance), so the probabilities are not calibrated; more examples in dev "
+            "may have one"
+        )
+    else:
+        logger.info(
+            "temperature %.4f, fitted on dev: loss %.4f, before %.4f",
+            fitted.temperature,
+            metrics["loss"],
+            metrics["loss_uncalibrated"],
+        )
+    if f"{best_metric}_at_0.5" in metrics:
+        logger.info(
+            "threshold of %r %.4f, chosen on dev: %s %.4f, with 0.5 %.4f",
+            class_labels(fitted.head)[1],
+            label_thresholds(fitted.head)[1],
+            best_metric,
+            metrics[str(best_metric)],
+            metrics[f"{best_metric}_at_0.5"],
+        )
 
 
 def _check_task(

@@ -13,11 +13,13 @@ import numpy as np
 from bert_jax.config.data import MultiTaskData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import MultiTask
+from bert_jax.config.train import LabeledEval
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.mixture import MixtureSampler, concatenate_features
 from bert_jax.errors import ConfigError
 from bert_jax.io.atomic_io import write_json
+from bert_jax.models.heads.config import has_temperature
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.pretrained.base_model import save_fitted_heads
@@ -59,7 +61,15 @@ class MultiTaskWorkload(Workload):
 
     def _single_task(self, objective: MultiTask, name: str) -> FineTuningWorkload:
         data, objective_of_task = self._data.for_task(name), objective.for_task(name)
-        experiment = dataclasses.replace(self._experiment, objective=objective_of_task, data=data)
+        train = self._experiment.train
+        if isinstance(train.evaluation, LabeledEval) and not has_temperature(
+            objective_of_task.head
+        ):
+            evaluation = dataclasses.replace(train.evaluation, calibrate=False)
+            train = dataclasses.replace(train, evaluation=evaluation)
+        experiment = dataclasses.replace(
+            self._experiment, objective=objective_of_task, data=data, train=train
+        )
         return FineTuningWorkload(experiment, data, objective_of_task)
 
     def prepare_run_folder(self, folder: Path) -> None:
@@ -125,8 +135,7 @@ class MultiTaskWorkload(Workload):
                 step,
             )
         if jax.process_index() == 0:
-            if any(heads[name] is not task.config.head for name, task in objective.tasks.items()):
-                save_fitted_heads(folder, step, heads)
+            save_fitted_heads(folder, step, heads)
             sampler = self._sampler(len(self._phases) - 1)
             mixture = [
                 {

@@ -15,6 +15,8 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params.functional import Params
 from bert_jax.tasks.base import SequenceOutputs
+from bert_jax.tasks.calibration import FittedHead, divide_outputs, fit_temperature
+from bert_jax.tasks.metrics.classification import CALIBRATION_METRICS
 from bert_jax.tasks.registry import compute_metrics, kind_of
 
 
@@ -22,16 +24,19 @@ class SplitResult(NamedTuple):
     """Holds the results of a split.
 
     Attributes:
-      head: the head with which the outputs were decoded.
-      metrics: {} if the split has no labels.
+      fitted: the head with which the outputs were decoded, and their temperature.
+      metrics: {} if the split has no labels. With a temperature, also loss, Brier score and
+        calibration error without it, as "loss_uncalibrated".
       prediction_records: one JSON object for each example, in the order of the split.
       predictions: the result of `TaskKind.decode`.
+      uncalibrated: the same without the temperature; None if there is none.
     """
 
-    head: TaskHead
+    fitted: FittedHead
     metrics: dict[str, float]
     prediction_records: list[dict[str, Any]]
     predictions: Any
+    uncalibrated: Any
 
 
 @functools.lru_cache(maxsize=16)
@@ -77,7 +82,7 @@ class TaskEvaluator:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Computes the metrics of the split."""
-        return self._metrics(self._decode(self.outputs(params), self._head))
+        return self._metrics(self._decode(self.outputs(params), FittedHead(head=self._head)))
 
     def primary_metric(self, metrics: Mapping[str, float]) -> float:
         """Returns the first metric of the task, scaled so that the best value is 1."""
@@ -85,23 +90,49 @@ class TaskEvaluator:
         # tasks needs one scale.
         return metrics[self._task.metrics[0]] / self._kind.metric_maximum
 
-    def evaluate(self, params: Params, head: TaskHead, *, fit_head: bool = False) -> SplitResult:
+    def evaluate(
+        self,
+        params: Params,
+        fitted: FittedHead,
+        *,
+        fit_head: bool = False,
+        calibrate: bool = False,
+        threshold_metric: str | None = None,
+    ) -> SplitResult:
         """Predicts every example, and computes metrics if the split has labels.
 
         Args:
-          head: the head of the objective, or what `fit_head` has made of it.
+          fitted: the head of the objective, or what was fitted on another split.
           fit_head: whether to call `TaskKind.fit_head` with this split, if it has labels.
+          calibrate: whether to fit a temperature before that.
+          threshold_metric: the metric for which `fit_head` chooses the thresholds of two classes.
         """
         outputs = self.outputs(params)
         is_labeled = bool(self._features.targets)
-        predictions = self._decode(outputs, head)
         if fit_head and is_labeled:
             references = self._kind.get_references(self._examples, self._task.labels)
-            head = self._kind.fit_head(head, references, predictions)
-            predictions = self._decode(outputs, head)
+            if calibrate:
+                fitted = self._with_temperature(outputs, fitted.head, references)
+            predictions = self._decode(outputs, fitted)
+            head = self._kind.fit_head(fitted.head, references, predictions, threshold_metric)
+            fitted = FittedHead(head=head, temperature=fitted.temperature)
+        predictions = self._decode(outputs, fitted)
         records = self._kind.predictions_to_json(self._examples, predictions, self._task.labels)
-        metrics = self._metrics(predictions) if is_labeled else {}
-        return SplitResult(head, metrics, records, predictions)
+        metrics, uncalibrated = self._metrics(predictions) if is_labeled else {}, None
+        if is_labeled and fitted.temperature != 1:
+            uncalibrated = self._decode(outputs, FittedHead(head=fitted.head))
+            before = self._metrics(uncalibrated)
+            metrics |= {f"{n}_uncalibrated": before[n] for n in CALIBRATION_METRICS if n in before}
+        return SplitResult(fitted, metrics, records, predictions, uncalibrated)
+
+    def _with_temperature(
+        self, outputs: SequenceOutputs, head: TaskHead, references: Any
+    ) -> FittedHead:
+        def mean_loss(temperature: float) -> float:
+            fitted = FittedHead(head=head, temperature=temperature)
+            return self._kind.mean_loss(references, self._decode(outputs, fitted))
+
+        return FittedHead(head=head, temperature=fit_temperature(mean_loss))
 
     def outputs(self, params: Params) -> dict[str, list[np.ndarray]]:
         """Computes the head outputs of each sequence, by the names of `objective.predict`."""
@@ -120,12 +151,12 @@ class TaskEvaluator:
         fields = {name: batch[name] for name in self._fields}
         return jax.device_get(self._predict(params, put_batch(fields, self._sharding)))
 
-    def _decode(self, outputs: SequenceOutputs, head: TaskHead) -> Any:
+    def _decode(self, outputs: SequenceOutputs, fitted: FittedHead) -> Any:
         return self._kind.decode(
             self._examples,
             self._features,
-            outputs,
-            head,
+            divide_outputs(outputs, fitted.temperature),
+            fitted.head,
             allow_no_answer=self._kind.allows_no_answer(self._task),
         )
 

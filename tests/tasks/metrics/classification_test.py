@@ -60,6 +60,7 @@ def test_equal_to_scikit_learn(classes: int, seed: int):
             "matthews": metrics.matthews_corrcoef(labels, predicted),
             "roc_auc": roc_auc,
             "loss": metrics.log_loss(labels, shares, labels=range(classes)),
+            "brier_score": ((shares - np.eye(classes)[labels]) ** 2).sum(axis=1).mean(),
             **binary,
         },
         abs=1e-9,

@@ -9,8 +9,8 @@ from sklearn import metrics as sklearn_metrics
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.metrics.bootstrap import bootstrap_interval
+from bert_jax.tasks.metrics.classification import with_thresholds
 from bert_jax.tasks.metrics.multi_label import (
-    PREDICTION,
     best_thresholds,
     is_predicted,
     label_table,
@@ -27,13 +27,7 @@ def random_split(seed: int = 0, count: int = 80) -> tuple[np.ndarray, np.ndarray
     references = draw.random((count, len(NAMES))) < (0.5, 0.3, 0.1, 0.05, 0)
     references[0, 3] = True
     logits = np.round(draw.normal(size=references.shape) + 1.5 * references - 1, 1)
-    return references, predicted(logits, (0.3, 0.5, 0.2, 0.1, 0.4))
-
-
-def predicted(logits: np.ndarray, thresholds: tuple[float, ...]) -> np.ndarray:
-    predictions = np.empty(logits.shape, PREDICTION)
-    predictions["logit"], predictions["threshold"] = logits, thresholds
-    return predictions
+    return references, with_thresholds(logits, (0.3, 0.5, 0.2, 0.1, 0.4))
 
 
 def f1(references: np.ndarray, decisions: np.ndarray, average: str) -> float:
@@ -62,7 +56,9 @@ def test_metrics_equal_scikit_learn():
     }
     assert found == pytest.approx(expected, abs=1e-6)
     assert 0 < found["f1_macro"] < found["f1_micro"] < 1
-    usual = multi_label_metrics(references, predicted(predictions["logit"], (0.5,) * 5), NAMES)
+    usual = multi_label_metrics(
+        references, with_thresholds(predictions["logit"], (0.5,) * 5), NAMES
+    )
     assert usual["f1_micro"] == found["f1_micro_at_0.5"] and "f1_micro_at_0.5" not in usual
 
 
