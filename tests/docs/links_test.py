@@ -59,6 +59,21 @@ def test_pages_of_the_site_link_to_pages_of_the_site():
     assert not outside
 
 
+# Pages that record long commands with their output.
+RECORDS = ("files", "how_bert_is_pretrained", "performance", "results", "terminal", "tpu")
+
+
+def test_code_blocks_fit_their_column():
+    pages = (page for page in (ROOT / "README.md", *DOCS.rglob("*.md")) if page.stem not in RECORDS)
+    too_long: list[str] = []
+    for page in pages:
+        blocks = re.findall(r"^```\w+\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        blocks += re.findall(r"^    .+$", page.read_text(), re.MULTILINE)
+        lines = [line for block in blocks for line in block.splitlines()]
+        too_long += [f"{page.name}: {line}" for line in lines if len(line) > 100]
+    assert not too_long
+
+
 def test_every_module_in_the_api_reference_exists():
     for page in (DOCS / "reference").glob("*.md"):
         for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):

@@ -266,6 +266,15 @@ def test_serve_guide(tmp_path, monkeypatch):
         assert len(run_page(DOCS / "how_to/serve.md", make_short)) == 8
 
 
+@pytest.mark.slow  # coming_from_test.py checks the flags and fields of the page
+def test_page_for_users_of_hugging_face(exported):
+    rows = [(f"the man {n}", f"a net by the sea {n}") for n in range(16)]
+    with Path("pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), *rows])
+    assert len(run_page(DOCS / "coming_from.md", make_short)) == 4
+    assert Path("topics/config.json").is_file() and Path("reviews/config.json").is_file()
+
+
 @pytest.mark.slow  # tests/api_test.py uses the same functions
 def test_api_page(exported):
     import jax
