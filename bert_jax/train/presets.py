@@ -131,19 +131,7 @@ def fine_tuning_experiment(
     if max_length is None:
         max_length = _task_max_length(labeled, tokenizer, config, tuning, batch_size, *settings)
     features = training_features(labeled, tokenizer, max_length, *settings)
-    train = _train_config(
-        len(features),
-        max_length,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup_ratio=warmup_ratio,
-        best_metric=_ranking_metric(labeled, metric, patience, calibrate),
-        patience=patience,
-        calibrate=calibrate,
-        tuning=_freeze_teacher(tuning, distillation),
-    )
-    bucket_lengths = fit_bucket_lengths(features.lengths, max_length, train.steps)
+    bucket_lengths = fit_bucket_lengths(features.lengths, max_length)
     if has_default_length:
         _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
     data = FineTuningData(
@@ -167,7 +155,18 @@ def fine_tuning_experiment(
         ),
         data=data,
         init_from=model,
-        train=train,
+        train=_train_config(
+            len(features),
+            max_length,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_ratio=warmup_ratio,
+            best_metric=_ranking_metric(labeled, metric, patience, calibrate),
+            patience=patience,
+            calibrate=calibrate,
+            tuning=_freeze_teacher(tuning, distillation),
+        ),
     )
 
 
@@ -316,17 +315,7 @@ def multi_task_experiment(
         for task in loaded_tasks.values()
     ]
     lengths = np.concatenate([each.lengths for each in features])
-    train = _train_config(
-        len(lengths),
-        max_length,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup_ratio=warmup_ratio,
-        best_metric=MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None,
-        tuning=tuning,
-    )
-    bucket_lengths = fit_bucket_lengths(lengths, max_length, train.steps)
+    bucket_lengths = fit_bucket_lengths(lengths, max_length)
     if has_default_length:
         num_truncated = sum(each.num_truncated for each in features)
         _log_lengths(max_length, lengths, num_truncated, bucket_lengths)
@@ -343,7 +332,16 @@ def multi_task_experiment(
         objective=MultiTask(model=loaded.config, heads=heads, weighting=weighting),
         data=data,
         init_from=model,
-        train=train,
+        train=_train_config(
+            len(lengths),
+            max_length,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_ratio=warmup_ratio,
+            best_metric=MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None,
+            tuning=tuning,
+        ),
     )
 
 
@@ -538,8 +536,7 @@ def sentence_embedding_experiment(
     lengths = features.lengths
     if compares_examples(loss):  # a batch has the length of its longest text
         lengths = np.append(lengths[loader.epoch_batches(0)].max(axis=1), lengths.max())
-    steps = _count_steps(loader, epochs)
-    bucket_lengths = fit_bucket_lengths(lengths, max_length, steps)
+    bucket_lengths = fit_bucket_lengths(lengths, max_length)
     if has_default_length:
         _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
     return Experiment(
@@ -559,7 +556,7 @@ def sentence_embedding_experiment(
         ),
         init_from=model,
         train=_sentence_train_config(
-            steps,
+            _count_steps(loader, epochs),
             max_length,
             batch_size,
             learning_rate,

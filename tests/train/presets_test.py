@@ -114,9 +114,9 @@ def test_lengths_are_those_of_the_data(long_model, tmp_path, num_words, settings
 
 def test_default_length_is_logged(long_model, tmp_path, caplog):
     caplog.set_level("INFO", "bert_jax.train.presets")
-    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 43), long_model, epochs=20)
-    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=20)
-    fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=20, max_length=64)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 43), long_model, epochs=1)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=1)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=1, max_length=64)
     assert caplog.messages == [
         "maximum length: 128 tokens (the longest training example has 45); batches are padded to 8 "
         "or 48; --max-length changes it",
@@ -157,7 +157,7 @@ def test_lengths_of_texts_to_embed(long_model, tmp_path, loss, num_words, read, 
     )
     encoder = SentenceEncoderConfig(max_seq_length=read)
     config = sentence_embedding_experiment(
-        file, long_model, loss, batch_size=2, epochs=100, sentence_encoder=encoder
+        file, long_model, loss, batch_size=2, sentence_encoder=encoder
     )
     assert isinstance(config.data, SentenceEmbeddingData)
     assert isinstance(config.objective, SentenceEmbedding)

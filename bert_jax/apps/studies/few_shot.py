@@ -19,7 +19,7 @@ import numpy as np
 from bert_jax.apps.studies.jobs import Interrupted, Job, JobRunner, is_finished
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
 from bert_jax.apps.studies.trials import seed_statistics
-from bert_jax.config.labeled_data import FewShot, Glue
+from bert_jax.config.labeled_data import FewShot, Glue, LengthBuckets
 from bert_jax.config.sentence_embeddings import ContrastivePairs
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.glue_prompts import load_prompt, similar_demonstrations, write_prompt
@@ -95,6 +95,8 @@ def fine_tuning_job(config: FewShotConfig, name: str, seed: int, *method_argumen
     """Returns a run of `bert-jax finetune` in the folder `name` on the sample of a seed."""
     arguments = [f"glue/{config.task.task}", "--model", config.model, "--shots", str(config.shots)]
     arguments += ["--batch-size", str(config.batch_size), "--max-length", str(config.max_length)]
+    # Not fitted to the texts of each sample, so that all share their compiled programs.
+    arguments += ["--set", f"data.bucket_lengths={list(LengthBuckets.bucket_lengths)}"]
     if config.task.folder is not None:
         arguments += ["--glue-dir", config.task.folder]
     for flag, value in (("epochs", config.epochs), ("learning-rate", config.learning_rate)):

@@ -244,23 +244,21 @@ def shuffle_batches(batches: list[PlannedBatch], seed: int, epoch: int) -> list[
 
 MAX_LENGTHS = 5
 """Most lengths that are fitted to the data, because the train step is compiled for each."""
-_UPDATES_PER_LENGTH = 10
-"""Updates whose time a further length must save, because compiling it costs about as much: 10 CPU
-seconds for a BERT with 6 layers of width 384, which needs one for an update."""
+_MIN_SAVING = 0.05
+"""Fraction of all tokens that a further length must save. In a run of 200 updates it saves about as
+much time of a CPU as its compilation takes (`bench/padding.py`)."""
 LENGTH_MULTIPLE = 8
 """Of which fitted lengths are multiples, for the vector units of all hardware."""
 
 
-def fit_bucket_lengths(lengths: np.ndarray, max_length: int, num_updates: int) -> tuple[int, ...]:
+def fit_bucket_lengths(lengths: np.ndarray, max_length: int) -> tuple[int, ...]:
     """Chooses the bucket lengths with which a run has few tokens, padding included.
 
     The longest sequence needs the last length. Others are added one after another, the one that
-    saves most first, as long as that saves more than a compilation costs. Doubles of the last
-    follow up to `max_length`, for other texts than these.
+    saves most first. Doubles of the last follow up to `max_length`, for other texts than these.
 
     Args:
       lengths: int [n], the number of tokens of each sequence, or of the longest in each batch.
-      num_updates: updates of the run.
 
     Returns:
       Multiples of 8, ascending, all below `max_length`.
@@ -277,8 +275,7 @@ def fit_bucket_lengths(lengths: np.ndarray, max_length: int, num_updates: int) -
     chosen = [int(candidates[-1])]
     while len(chosen) < MAX_LENGTHS:
         best = min(candidates.tolist(), key=lambda length: num_tokens([*chosen, length]))
-        saved = 1 - num_tokens([*chosen, best]) / num_tokens(chosen)
-        if saved * num_updates < _UPDATES_PER_LENGTH:
+        if num_tokens([*chosen, best]) > (1 - _MIN_SAVING) * num_tokens(chosen):
             break
         chosen.append(best)
     while chosen[0] < max_length:

@@ -105,7 +105,7 @@ def test_buckets_that_no_example_needs_are_not_used():
 
 def test_fitted_lengths_are_nearly_the_best():
     lengths = np.random.default_rng(0).geometric(0.05, 2000) + 2
-    fitted = fit_bucket_lengths(lengths, 512, 1000)
+    fitted = fit_bucket_lengths(lengths, 512)
     longest = -(-lengths.max() // 8) * 8
     shorter = [length for length in fitted if length <= longest]
     assert shorter[-1] == longest and len(shorter) <= MAX_LENGTHS
@@ -125,12 +125,12 @@ def test_fitted_lengths_are_nearly_the_best():
 
 
 def test_lengths_that_save_little_are_not_added():
-    few, many = np.array([30, 31, 32]), np.array([8] * 99 + [100])
-    assert fit_bucket_lengths(few, 128, 200) == (32, 64)
-    assert fit_bucket_lengths(many, 104, 200) == fit_bucket_lengths(many, 100, 12) == (8,)
-    # Nine of ten tokens are saved, but of 10 updates that is less than a compilation costs.
-    assert fit_bucket_lengths(many, 104, 10) == ()
-    assert fit_bucket_lengths(np.zeros(0, int), 128, 200) == ()
+    assert fit_bucket_lengths(np.array([30, 31, 32]), 128) == (32, 64)
+    assert fit_bucket_lengths(np.array([8] * 99 + [100]), 104) == (8,)
+    # 104 instead of 112 would save a fourteenth of one sequence in ten.
+    assert fit_bucket_lengths(np.array([112] * 9 + [100]), 112) == ()
+    assert fit_bucket_lengths(np.array([17] * 2 + [44]), 45) == (24,)
+    assert fit_bucket_lengths(np.zeros(0, int), 128) == ()
 
 
 def test_too_long_and_missing_examples_are_rejected():

@@ -251,7 +251,7 @@ def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, c
     train = fine_tuning_experiment(columns, model, batch_size=16).train
     assert train.steps == 11 * 19 and train.checkpoints.save_every == 2 * 19
     assert train.evaluation is not None and train.evaluation.eval_every == 2 * 19
-    message, length = caplog.messages
+    length, message = caplog.messages
     assert length.startswith("maximum length: ")
     assert message.startswith("300 training sequences give only 19 updates in an epoch, and ")
     assert "needs at least 200: training for" in message
@@ -259,7 +259,7 @@ def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, c
     caplog.clear()
     lora = TuningConfig(method=LoRA())
     assert fine_tuning_experiment(columns, model, batch_size=16, tuning=lora).train.steps == 33 * 19
-    assert "33 epochs (627 updates) instead of 9 epochs; set --epochs" in caplog.messages[0]
+    assert "33 epochs (627 updates) instead of 9 epochs; set --epochs" in caplog.messages[1]
     caplog.clear()
     assert fine_tuning_experiment(columns, model, batch_size=16, epochs=3).train.steps == 57
     assert fine_tuning_experiment(columns, model, batch_size=4).train.steps == 225
