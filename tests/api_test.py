@@ -13,6 +13,7 @@ import pytest
 import bert_jax
 from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
+from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.pretrained.load import LoadedModel
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,28 @@ def test_encoder_holds_the_pretrained_weights(exported):
     states = np.asarray(model.encoder()(**batch).last_hidden_state)
     embed = bert_jax.Embedder(model, pooling="cls")
     np.testing.assert_allclose(states[:, 0], embed(texts), atol=1e-5)
+
+
+def test_objects_print_as_one_line(exported, tmp_path):
+    model = bert_jax.load_model(exported)
+    head = SequenceClassificationHead(labels=("no", "yes"))
+    classifier = small_model(tmp_path / "vocabulary", head=head)
+    shown = [
+        repr(each)
+        for each in (
+            *(model, classifier, bert_jax.FillMask(model, top_k=2), bert_jax.Embedder(model)),
+            bert_jax.Predictor(classifier),
+        )
+    ]
+    number = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    assert shown == [
+        f"<LoadedModel {exported}: BERT, 2 layers of width 16, {number:,} parameters>",
+        shown[1],
+        f"<FillMask {exported}: 2 candidates>",
+        f"<Embedder {exported}: vectors of 16, at most 20 tokens>",
+        "<Predictor small model: classification (no, yes)>",
+    ]
+    assert shown[1].endswith(" parameters, SequenceClassificationHead>")
 
 
 def test_tokenize_truncates_long_texts_and_rejects_a_single_text(exported):

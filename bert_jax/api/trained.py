@@ -33,8 +33,9 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         """Returns one line with the folder and the first metrics of the final evaluation."""
-        metrics = list(self.metrics.get("dev", {}).items())[:3]
-        values = [f"{name}={value:.4g}" for name, value in metrics]
+        metrics = self.metrics.get("dev", self.metrics)  # those of pretraining have no split
+        numbers = {name: value for name, value in metrics.items() if not isinstance(value, dict)}
+        values = [f"{name}={value:.4g}" for name, value in list(numbers.items())[:3]]
         state = "" if self.complete else "stopped before its end"
         return f"<{type(self).__name__} {' '.join([str(self.folder), *values, state]).rstrip()}>"
 

@@ -7,7 +7,6 @@ vocab.txt
 """
 
 import contextlib
-import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer, read_config
+from bert_jax.io.import_tensorflow import import_tensorflow
 from bert_jax.models.albert.tf1 import TF1 as ALBERT_TF1
 from bert_jax.models.bert.tf1 import TF1
 from bert_jax.models.electra import tf1 as electra
@@ -108,9 +108,8 @@ def _open_checkpoint(prefix: Path) -> Generator[Any]:
     Raises:
       UserError: a damaged file, also if that is found inside the `with` block; or no TensorFlow.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no warnings about GPU drivers
     try:
-        import tensorflow as tf
+        tf: Any = import_tensorflow()
     except ModuleNotFoundError:
         raise MissingExtraError(
             f"{prefix}: reading TF1 checkpoints needs TensorFlow", "seqio"

@@ -193,6 +193,11 @@ class Embedder:
             )
         )
 
+    def __repr__(self) -> str:
+        """Returns one line with the model and the size of its vectors."""
+        size = f"vectors of {self.embedding_size}, at most {self.max_length} tokens"
+        return f"<Embedder {self._model.model.path}: {size}>"
+
     def __call__(
         self,
         texts: str | Sequence[str],

@@ -43,7 +43,7 @@ class FillMask:
             raise UserError(
                 f"top_k is {top_k}; expected 1 to {self._tokenizer.vocab_size}, the vocabulary"
             )
-        self._config = model.config
+        self._config, self._path, self._top_k = model.config, model.path, top_k
         parts = ("encoder", *masked_lm_parts(model.config))
         self._params = params_to_device(model, parts)
         self._predict_candidates = jax.jit(
@@ -54,6 +54,10 @@ class FillMask:
                 top_k=top_k,
             )
         )
+
+    def __repr__(self) -> str:
+        """Returns one line with the model and the number of candidates."""
+        return f"<FillMask {self._path}: {self._top_k} candidates>"
 
     @overload
     def __call__(self, texts: str) -> dict[str, Any]: ...

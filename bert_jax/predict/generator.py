@@ -461,7 +461,7 @@ class Generator:
                 "with merges.txt); copy those with which the model was trained into this folder"
             )
         _check_sizes(model, model.tokenizer, settings)
-        self._tokenizer, self._config = model.tokenizer, model.config
+        self._tokenizer, self._config, self._path = model.tokenizer, model.config, model.path
         self._settings, self._compute = settings, compute
         # The tokenizer's size and not the table's, whose rows are padded (32,128 rows for 32,100
         # tokens in T5).
@@ -475,6 +475,11 @@ class Generator:
             replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
             self._params = replicate(model.params)
         self._max_length = min(settings.max_source_tokens, model.config.max_length)
+
+    def __repr__(self) -> str:
+        """Returns one line with the model and how it decodes."""
+        decoding = type(self._settings.decoding).__name__
+        return f"<Generator {self._path}: {decoding}, {self._settings.max_new_tokens} new tokens>"
 
     @overload
     def __call__(self, texts: str) -> Generated: ...

@@ -99,8 +99,13 @@ class Predictor:
         if model.adapter is not None:
             self._params[ADAPTER] = jax.device_put(model.adapter_params)
         objective = FineTuningObjective(settings.objective, model.adapter)
-        self._field_names = objective.input_fields()
+        self._field_names, self._path = objective.input_fields(), model.path
         self._predict_batch = jax.jit(objective.predict)
+
+    def __repr__(self) -> str:
+        """Returns one line with the model, the kind of task and the labels."""
+        labels = ", ".join(self.labels[:5]) + ", ..." * (len(self.labels) > 5)
+        return f"<Predictor {self._path}: {self.kind.name}{labels and f' ({labels})'}>"
 
     @overload
     def __call__(

@@ -44,6 +44,7 @@ from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, is_seq2seq, load_seq2seq
 from bert_jax.pretrained.setfit import SetFitHead, is_setfit_folder, load_head
 from bert_jax.runs import run_folder
+from bert_jax.runs.messages import describe_model
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
 from bert_jax.text.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ class RunCheckpoint:
 
     folder: Path
     step: int
-    info: dict[str, Any]
+    info: dict[str, Any] = field(repr=False)
     task: str | None = None
 
     @property
@@ -149,6 +150,13 @@ class LoadedModel:
     adapter_params: dict[str, Any] = field(default_factory=dict[str, Any])
     sentence_encoder: SentenceEncoderConfig | None = None
     sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __repr__(self) -> str:
+        """Returns one line, without the parameters."""
+        parts = [describe_model(self.config, self.params)]
+        parts += [type(part).__name__ for part in (self.head, self.adapter) if part is not None]
+        parts += ["sentence encoder"] if self.sentence_encoder is not None else []
+        return f"<LoadedModel {self.path}: {', '.join(parts)}>"
 
     def encoder(self, compute: ComputeConfig | None = None) -> Encoder:
         """Returns the encoder as a Flax NNX module that holds the loaded parameters.
@@ -204,6 +212,10 @@ class LoadedSetFit:
 
     encoder: LoadedModel
     head: SetFitHead
+
+    def __repr__(self) -> str:
+        """Returns one line, without the parameters."""
+        return f"<LoadedSetFit {self.path}: {', '.join(self.head.labels)}>"
 
     @property
     def path(self) -> str:

@@ -21,6 +21,7 @@ from bert_jax.params import paths
 from bert_jax.pretrained.base_model import restore_run
 from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import run_folder
+from bert_jax.runs.messages import describe_model
 from bert_jax.text import compatibility
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -42,6 +43,10 @@ class LoadedSeq2Seq:
     config: EncoderDecoderConfig
     tokenizer: Tokenizer | None
     path: str
+
+    def __repr__(self) -> str:
+        """Returns one line, without the parameters."""
+        return f"<LoadedSeq2Seq {self.path}: {describe_model(self.config, self.params)}>"
 
 
 def load_seq2seq(path: str | Path) -> LoadedSeq2Seq:

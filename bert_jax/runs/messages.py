@@ -31,16 +31,21 @@ def log_model(model: Any, params: Any, trained: Any) -> None:
       trained: the parameters that the run trains, in the same form.
     """
     num_params, num_trained = map(_num_parameters, (params, trained))
-    layers = getattr(model, "num_hidden_layers", None)
-    if layers is None:
-        layers = f"{model.num_encoder_layers} encoder and {model.num_decoder_layers} decoder"
     part = f", of which {num_trained:,} ({num_trained / num_params:.2%}) are trained"
     _log(
-        f"model: {model.family}, {layers} layers "
-        f"of width {model.hidden_size}, {num_params:,} parameters"
+        f"model: {describe_model(model, params)}"
         f"{part if num_trained < num_params else ''}; devices: "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     )
+
+
+def describe_model(model: Any, params: Any) -> str:
+    """Returns the family and the size of a model, such as "BERT, 2 layers of width 128, ..."."""
+    layers = getattr(model, "num_hidden_layers", None)
+    if layers is None:
+        layers = f"{model.num_encoder_layers} encoder and {model.num_decoder_layers} decoder"
+    number = f"{_num_parameters(params):,} parameters"
+    return f"{model.family}, {layers} layers of width {model.hidden_size}, {number}"
 
 
 def _num_parameters(params: Any) -> int:

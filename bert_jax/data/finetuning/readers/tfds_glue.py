@@ -8,8 +8,10 @@ from bert_jax.config.labeled_data import Glue
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, make_glue_task
 from bert_jax.errors import MissingExtraError, UserError
+from bert_jax.io.import_tensorflow import import_tensorflow
 
 try:
+    import_tensorflow()
     import tensorflow as tf
     import tensorflow_datasets as tfds
 except ModuleNotFoundError:
