@@ -372,7 +372,7 @@ def load_predictor(
 
     model = load_model(args.model, getattr(args, task_field), args.base)
     if isinstance(model, LoadedSetFit):
-        if name := first_given(args, *settings):
+        if name := first_given(args, "batch_size", *settings):
             raise ConfigError(f"{name} is not for {args.model}, a model of SetFit; remove it")
         return SetFitClassifier(model)
     model = require_encoder(model, "predict")

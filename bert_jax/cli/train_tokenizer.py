@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from bert_jax.cli.arguments import EncodingArguments
 from bert_jax.config.flags import REQUIRED, flag, positional, switch
 from bert_jax.config.text import TokenizerKind
+from bert_jax.errors import ConfigError
 from bert_jax.text.files import DocumentUnit
 
 HELP = "train a WordPiece, byte-level BPE or Unigram tokenizer on text files"
@@ -34,10 +35,14 @@ class Arguments(EncodingArguments):
         0,
     )
     cased: bool = switch(
-        "case-sensitive tokens (for wordpiece, accents are kept too); bpe always is"
+        "case-sensitive tokens (for wordpiece, accents are kept too); bpe always has them"
     )
     document_unit: DocumentUnit = flag("", "unit of a plain-text file that is one document", "file")
     json_field: str = flag("NAME", "field of .jsonl lines with the text", "text")
+
+    def __post_init__(self) -> None:
+        if self.kind == "bpe" and self.cased:
+            raise ConfigError("--kind bpe is always case-sensitive; remove --cased")
 
 
 def run(args: Arguments) -> None:

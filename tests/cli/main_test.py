@@ -180,6 +180,7 @@ def test_examples_in_the_help_of_every_verb_parse():
         ("embed model --encoding latin-1 TEXT", "--encoding is for files and standard input"),
         ("predict model --errors ignore TEXT", "--errors is for files and standard input"),
         ("predict model --text review TEXT", "--text needs --file"),
+        ("tokenizer train --kind bpe --cased --output v x.txt", "bpe is always case-sensitive"),
         ("embed-evaluate model --file x --text a --label b --task sst2", "--task needs --glue"),
         ("embed-evaluate model --glue x --label stars", "--label needs --file"),
         ("embed-train stsb --glue-dir x --snli-dir y --model m --run r", "not use --snli-dir"),

@@ -165,6 +165,7 @@ def test_whether_a_head_reads_pairs_is_saved(folder: Path, tmp_path: Path):
             "expected glue/NAME, snli or columns",
         ),
         (("predict", "RUN", "--max-length", "8", "a"), "--max-length is not for "),
+        (("predict", "RUN", "--batch-size", "8", "a"), "--batch-size is not for "),
         (
             ("evaluate", "RUN", "columns", "--text", "a", "--dev", "d", "--base", "m"),
             "is not an adapter folder, so it has no base",
