@@ -225,6 +225,9 @@ class FineTuning(ObjectiveBase):
     # One for each label of the head; () for equal weights. Those of a `MultiLabelHead` weight texts
     # that have the label (`pos_weight` in PyTorch).
     class_weights: tuple[float, ...] = ()
+    # The fraction of the training texts that have each label of a `MultiLabelHead`, from which its
+    # bias starts; () for a bias of 0.
+    label_frequencies: tuple[float, ...] = ()
     # A teacher or soft labels to learn from; None: the labels alone.
     distillation: TaskDistillation | SoftLabels | None = None
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
@@ -258,6 +261,13 @@ class FineTuning(ObjectiveBase):
             )
         if self.class_weights:
             _check_class_weights(self.class_weights, self.head)
+        found = self.label_frequencies
+        is_valid = len(found) == len(class_labels(self.head)) and all(0 < x < 1 for x in found)
+        if found and not is_valid:
+            raise ConfigError(
+                f"objective.label_frequencies is {found}; expected a number between 0 and 1 for "
+                "each label of the head, or ()"
+            )
 
     @property
     def teacher(self) -> Teacher | None:

@@ -288,6 +288,12 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
         mean = sum(counts.values()) / len(labels)
         return tuple(mean / counts[label] if counts[label] else 1.0 for label in labels)
 
+    def label_frequencies(
+        self, examples: Sequence[ExampleT], labels: Sequence[str]
+    ) -> tuple[float, ...]:
+        """Returns the fraction of examples with each label, for kinds whose bias starts from it."""
+        return ()
+
     def metrics_note(self, labels: Sequence[str]) -> str | None:
         """Returns what the names of the metrics do not say, such as the class of an F1; or None."""
         return None

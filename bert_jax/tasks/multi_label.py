@@ -154,6 +154,13 @@ class MultiLabel(TextPairKind):
         negatives = len(examples) - positives
         return tuple(np.where(positives, negatives / np.maximum(positives, 1), 1.0).tolist())
 
+    def label_frequencies(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> tuple[float, ...]:
+        """Returns (texts with each label + 1/2) / (texts + 1), which is never 0 or 1."""
+        counts = _indicators(examples, labels).sum(axis=0)
+        return tuple(((counts + 0.5) / (len(examples) + 1)).tolist())
+
     def weaknesses(self, scored: ScoredExamples) -> list[str]:
         """Returns the labels that are never predicted although some texts have them."""
         is_missed = scored.references.any(axis=0) & ~multi_label.is_predicted(

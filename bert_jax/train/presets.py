@@ -152,6 +152,9 @@ def fine_tuning_experiment(
             distillation=distillation,
             class_weights=make_class_weights(class_weights, labeled) if class_weights else (),
             label_smoothing=label_smoothing,
+            label_frequencies=kind_of(labeled).label_frequencies(
+                labeled.splits["train"], labeled.labels
+            ),
         ),
         data=data,
         init_from=model,

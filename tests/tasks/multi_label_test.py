@@ -4,8 +4,10 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -15,11 +17,13 @@ from bert_jax.config.config_lib import override
 from bert_jax.config.labeled_data import Windows
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import MultiLabelHead, label_thresholds
 from bert_jax.objectives.distillation import task_soft_target_loss
+from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.checks import check_fits_model
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_encoder
@@ -58,6 +62,29 @@ def test_loss_and_gradient_equal_pytorch(weights, smoothing):
     subset = metrics["subset_accuracy"]
     num_right = ((logits > 0) == (indicators > 0)).all(axis=1)[:3].sum()
     assert (float(subset.total), float(subset.weight)) == (num_right, 3)
+
+
+@pytest.mark.parametrize("weights", [(), (2.0, 0.5, 1.0, 3.0)])
+def test_bias_starts_where_its_gradient_is_zero(task_experiment, weights):
+    config = dataclasses.replace(task_experiment("multi-label").objective, class_weights=weights)
+    bias = FineTuningObjective(config).init(jax.random.key(0))["classifier"]["bias"]
+    examples: Any = load_task(task_experiment("multi-label").data.task).splits["train"]
+    kind, labels = MultiLabel(), config.head.labels
+    indicators = kind.get_references(examples, labels).astype(np.int32)
+    # Half an example more of both kinds, by which no frequency is 0 or 1.
+    batch: Any = {
+        "label_indicators": np.concatenate([indicators, np.ones((1, 4)), np.zeros((1, 4))]),
+        "example_weights": np.array([1.0] * len(examples) + [0.5, 0.5], np.float32),
+    }
+
+    def loss(bias):
+        logits = jnp.broadcast_to(bias, batch["label_indicators"].shape)
+        return multi_label_loss({"binary_logits": logits}, batch, weights, 0.0)[0].total
+
+    np.testing.assert_allclose(jax.grad(loss)(bias), np.zeros(4), atol=1e-4)
+    assert np.unique(bias).size == 4 and (bias < 0).any()
+    with pytest.raises(ConfigError, match=r"label_frequencies is \(0.5,\); expected a number"):
+        dataclasses.replace(config, label_frequencies=(0.5,))
 
 
 def test_soft_targets_of_a_label_are_those_of_two_classes():
