@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_jax.apps.serve import requests as types
 from bert_jax.apps.serve.encoder_services import Work, refuse_long, vectors_to_json
+from bert_jax.apps.serve.examples import example_texts
 from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.apps.serve.requests import (
     OpenAIEmbeddingRequest,
@@ -394,6 +395,7 @@ def list_models(state: ServerState) -> dict[str, Any]:
                 "routes": [route for ability in model.abilities for route in ROUTES[ability]],
                 # Clients that write masks into texts need it.
                 "mask_token": model.tokenizer.special_tokens.mask,
+                "examples": example_texts(model),
             }
             for model in state.models
         ],

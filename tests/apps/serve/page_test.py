@@ -117,6 +117,16 @@ def test_entities_and_answers_are_marked_where_they_are_in_the_text(page, server
     assert not page.value("document.querySelectorAll('img').length")
 
 
+def test_examples_of_the_model_stay_until_they_are_changed(page, server):
+    models = server.client.get("/v1/models").json()["data"]
+    examples = {model["id"]: model["examples"] for model in models}
+    field = "document.getElementById('fill-text')"
+    assert page.value(f"{field}.value") == examples["encoder"]["fill"]["text"]
+    page.value(f"{field}.value = 'mine'")
+    page.value("showExample(document.getElementById('fill'))")
+    assert page.value(f"{field}.value") == "mine"
+
+
 def test_masks_are_inserted_and_filled(page, server):
     page.value("document.getElementById('fill-text').value = 'the [MASK] man mends '")
     page.value("document.getElementById('fill-text').setSelectionRange(99, 99)")

@@ -292,6 +292,7 @@ def test_info_and_models_describe_each_model(server):
     assert types["encoder"]["model_type"] == {"embedding": {"pooling": "mean"}}
     assert types["encoder"]["routes"][-2:] == ["/fill_mask", "/attention"]
     assert types["relevance"]["routes"] == ["/predict", "/rerank", "/attention"]
+    assert types["encoder"]["examples"]["fill"] == {"text": "The ship left the [MASK] at dawn."}
 
 
 def test_every_route_is_documented_without_addresses_of_other_hosts(server):

@@ -400,7 +400,18 @@ function addModelChoice(panel) {
   const options = choices.map((model) => element("option", { value: model.id }, model.id));
   form.prepend(element("div", { class: "model" },
     element("label", { for: id }, "Model"),
-    element("select", { id, name: "model" }, ...options)));
+    element("select", { id, name: "model", onchange: () => showExample(panel) }, ...options)));
+}
+
+// Puts the example of the chosen model into the fields that the user has not changed.
+function showExample(panel) {
+  const name = find("[name=model]", panel)?.value;
+  const model = modelsOf(panel).find((each) => !name || each.id === name);
+  for (const field of panel.querySelectorAll("textarea, input")) {
+    if (field.value !== (field.dataset.example ?? field.defaultValue)) continue;
+    field.value = model.examples[panel.id]?.[field.name] ?? field.defaultValue;
+    field.dataset.example = field.value;
+  }
 }
 
 function showTabs() {
@@ -421,6 +432,7 @@ function showTabs() {
   available.forEach((panel) => {
     panel.setAttribute("aria-labelledby", `tab-${panel.id}`);
     addModelChoice(panel);
+    showExample(panel);
   });
   const list = find("#tabs");
   list.replaceChildren(...tabs);
@@ -442,7 +454,6 @@ function prepareMasks() {
     text.setRangeText(maskToken(), text.selectionStart, text.selectionEnd, "end");
     text.focus();
   });
-  text.value = text.value.replace("[MASK]", maskToken());
 }
 
 async function start() {
