@@ -5,7 +5,6 @@ import unicodedata
 from collections import Counter
 
 from bert_jax.apps.serve.served_models import ServedModel
-from bert_jax.models.heads.config import RankingHead
 from bert_jax.text.tokenizer import Tokenizer
 
 # Script as it begins the names of Unicode -> "The ship left the MASK at dawn.", and the word.
@@ -36,7 +35,7 @@ def example_texts(model: ServedModel) -> dict[str, dict[str, str]]:
     labels = {label.lower() for label in model.task.labels} if model.task is not None else set()
     if any(label.startswith(("entail", "not_entail")) for label in labels):
         examples["classify"] = {"text": _PREMISE, "pair": _HYPOTHESIS}
-    elif model.task is not None and isinstance(model.task.head, RankingHead):
+    elif model.task is not None and model.task.kind.name == "ranking":
         examples["classify"] = {"text": _QUERY, "pair": _PASSAGE}
     return examples
 
