@@ -156,7 +156,8 @@ ARGUMENTS = {
     "glue_dir": "the folder of the official GLUE files",
     "files": "the files, as a glob pattern",
     "max_dropped": "the largest fraction of the characters that may be dropped; more is an error",
-    "document_unit": "what one document of a text file is",
+    "near_duplicates": "the similarity from which on a document is dropped as a near duplicate",
+    "language": "the code of the only language that is kept, such as `en`; null: all",
 }
 """The meaning of arguments that have the same one in several recipes."""
 

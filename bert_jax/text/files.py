@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from bert_jax.errors import MissingExtraError, UserError, near_files
-from bert_jax.text.json_lines import FLAGS, SettingNames, json_document, json_object, json_text
+from bert_jax.text.json_lines import json_document, json_object, json_text
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".zst")
 CHUNK_BYTES = 1 << 20
@@ -169,7 +169,6 @@ def read_documents(
     json_field: str | None = None,
     document_unit: DocumentUnit = "file",
     keep_empty: bool = False,
-    names: SettingNames = FLAGS,
 ) -> Iterator[tuple[str, str]]:
     """Yields the documents of one file, in order.
 
@@ -182,7 +181,6 @@ def read_documents(
       document_unit: what a document is in plain text: the whole file, a block of lines between
         blank lines, or a line.
       keep_empty: whether documents without text are yielded; they are left out by default.
-      names: how messages name the settings above.
 
     Yields:
       (key, text); the key is "file name:number". The number counts JSON lines, blocks or lines
@@ -192,11 +190,11 @@ def read_documents(
       UserError: as `read_text`; or a line is not a JSON object or does not have the field.
     """
     name = os.path.basename(path)
-    chunks = _text_chunks(path, encoding, errors, names)
-    check_size = partial(_check_document_size, path, names)
+    chunks = _text_chunks(path, encoding, errors)
+    check_size = partial(_check_document_size, path)
     if is_json_lines(path):
         lines = _split_lines(path, chunks)
-        documents = ((n, json_text(path, n, line, json_field, errors, names)) for n, line in lines)
+        documents = ((n, json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
         documents = iter([(1, _join_chunks(chunks, partial(check_size, 1)))])
     elif document_unit == "line":
@@ -219,14 +217,13 @@ def read_json_documents(
     encoding: str | None = None,
     errors: str | None = None,
     json_field: str | None = None,
-    names: SettingNames = FLAGS,
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yields (line number from 1, text, other fields) for the lines of a JSON-lines file, in order.
 
     The arguments and errors are as in `read_documents`. Empty lines have the text "".
     """
-    for number, line in _split_lines(path, _text_chunks(path, encoding, errors, names)):
-        yield number, *json_document(path, number, line, json_field, errors, names)
+    for number, line in _split_lines(path, _text_chunks(path, encoding, errors)):
+        yield number, *json_document(path, number, line, json_field, errors)
 
 
 def read_json_objects(
@@ -294,12 +291,12 @@ def _split_blocks(
         yield "\n".join(block)
 
 
-def _check_document_size(path: str | Path, names: SettingNames, number: int, size: int) -> None:
+def _check_document_size(path: str | Path, number: int, size: int) -> None:
     if size > MAX_DOCUMENT_CHARACTERS:
         raise UserError(
             f"{path}, line {number}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} "
             "characters, which would need gigabytes of memory; use "
-            f"{names.document_unit.format('line')} or blank-line, or split the file"
+            "--document-unit line or blank-line, or split the file"
         )
 
 
@@ -322,10 +319,8 @@ def _split_lines(name: str | Path, chunks: Iterable[str]) -> Iterator[tuple[int,
         yield number + 1, rest.removesuffix("\r")
 
 
-def _text_chunks(
-    path: str | Path, encoding: str | None, errors: str | None, names: SettingNames = FLAGS
-) -> Iterator[str]:
-    return _decode_chunks(path, read_chunks(path), encoding, errors, names)
+def _text_chunks(path: str | Path, encoding: str | None, errors: str | None) -> Iterator[str]:
+    return _decode_chunks(path, read_chunks(path), encoding, errors)
 
 
 def _decode_chunks(
@@ -333,7 +328,6 @@ def _decode_chunks(
     raw_chunks: Iterable[bytes],
     encoding: str | None,
     errors: str | None,
-    names: SettingNames = FLAGS,
 ) -> Iterator[str]:
     """Yields chunks of decoded text; errors name the byte offset from the first chunk.
 
@@ -344,9 +338,9 @@ def _decode_chunks(
     """
     advice = "convert the file: iconv -f {} -t utf-8 FILE > NEW_FILE"
     if encoding is not None:
-        advice = f"if the text has another encoding, set it with {names.encoding}"
+        advice = "if the text has another encoding, set it with --encoding {}"
     if errors is not None:
-        advice += f"; to replace such bytes, use {names.errors.format('replace')}"
+        advice += "; to replace such bytes, use --errors replace"
     expected = ", and strict, replace or ignore for such bytes" if errors else ""
     encoding, errors = encoding or "utf-8", errors or "strict"
     try:

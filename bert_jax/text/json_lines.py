@@ -1,27 +1,10 @@
 """Reads single lines of JSON-lines files: an object, or the text in one of its fields."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import parse_json_line
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingNames:
-    """Names the settings that messages advise to change; "{}" is replaced by a value.
-
-    The default is the flags of the command line.
-    """
-
-    encoding: str = "--encoding {}"
-    errors: str = "--errors {}"
-    json_field: str = "--json-field"
-    document_unit: str = "--document-unit {}"
-
-
-FLAGS = SettingNames()
 
 
 def json_object(
@@ -50,13 +33,12 @@ def json_text(
     line: str,
     json_field: str | None,
     errors: str | None,
-    names: SettingNames = FLAGS,
 ) -> str:
     """Returns the text in a field of a line that has a JSON object; "" for an empty line.
 
     The arguments and errors are as in `json_document`.
     """
-    return json_document(path, number, line, json_field, errors, names)[0]
+    return json_document(path, number, line, json_field, errors)[0]
 
 
 def json_document(
@@ -65,7 +47,6 @@ def json_document(
     line: str,
     json_field: str | None,
     errors: str | None,
-    names: SettingNames = FLAGS,
 ) -> tuple[str, dict[str, Any]]:
     """Returns the text and the other fields of a line that has a JSON object.
 
@@ -74,7 +55,6 @@ def json_document(
     Args:
       json_field: the field; None for "text", if the verb has no flag --json-field.
       path, number, errors: as in `json_object`.
-      names: how messages name the settings.
 
     Raises:
       UserError: the line is not a JSON object, or the field is missing or not text.
@@ -96,7 +76,7 @@ def json_document(
     raise UserError(
         f"{path}, line {number}: no text in the field {field!r} (found {found}); "
         + (
-            f"set {names.json_field} to the field that contains the text"
+            "set --json-field to the field that contains the text"
             if json_field
             else "expected this field"
         )

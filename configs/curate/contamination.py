@@ -27,13 +27,11 @@ from bert_jax.data.corpus.contamination.items import (
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
 from bert_jax.errors import ConfigError
-from bert_jax.text.files import DocumentUnit
 
 
 def get_config(
     *,
     files: str,
-    document_unit: DocumentUnit = "file",
     glue_dir: str | None = None,
     squad: str | None = None,
     conll: str | None = None,
@@ -66,7 +64,7 @@ def get_config(
             "contamination: no evaluation set; expected --arg glue_dir=, squad=, conll= or items="
         )
     is_parquet = files.endswith(".parquet")
-    documents = ParquetFiles(files) if is_parquet else TextFiles(files, document_unit=document_unit)
+    documents = ParquetFiles(files) if is_parquet else TextFiles(files)
     return CurationConfig(
         sources=(Source(name="documents", files=documents),),
         steps=(Decontamination(sets=tuple(sets), action=ReportOnly()),),

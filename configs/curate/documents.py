@@ -2,25 +2,28 @@
 
     bert-jax curate documents --output curated --arg files='books/*.txt'
 
-The rules of web pages (C4's lines, Gopher's and FineWeb's quality) are left out: they would drop
-verse, lists and dialogue.
+`--document-unit`, `--json-field` and `--encoding` say how the files are read. The rules of web
+pages (C4's lines, Gopher's and FineWeb's quality) are left out: they would drop verse, lists and
+dialogue.
 """
 
 from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
 from bert_jax.apps.curate.near_duplicates import NearDuplicates
-from bert_jax.apps.curate.plan import GOPHER_REPETITION, CurationConfig, Source
+from bert_jax.apps.curate.plan import GOPHER_REPETITION, CurationConfig, Source, in_language
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.text.files import DocumentUnit
 
 
 def get_config(
-    *, files: str, document_unit: DocumentUnit = "file", max_dropped: float = 0.5
+    *,
+    files: str,
+    near_duplicates: float = 0.8,
+    language: str | None = None,
+    max_dropped: float = 0.5,
 ) -> CurationConfig:
     """Returns the config for text, .jsonl and .gz files that match a pattern."""
-    source = Source(name="documents", files=TextFiles(files, document_unit=document_unit))
     return CurationConfig(
-        sources=(source,),
-        rule_sets=(GOPHER_REPETITION,),
-        steps=(ExactDuplicates(), NearDuplicates()),
+        sources=(Source(name="documents", files=TextFiles(files)),),
+        rule_sets=(*in_language(language), GOPHER_REPETITION),
+        steps=(ExactDuplicates(), NearDuplicates(threshold=near_duplicates)),
         max_dropped=max_dropped,
     )

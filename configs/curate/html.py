@@ -19,6 +19,7 @@ from bert_jax.apps.curate.plan import (
     ExactDuplicates,
     NearDuplicates,
     Source,
+    in_language,
 )
 from bert_jax.text.files import uncompressed_name
 
@@ -28,12 +29,18 @@ QUALITY = replace(
 )
 
 
-def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
+def get_config(
+    *,
+    files: str,
+    near_duplicates: float = 0.8,
+    language: str | None = None,
+    max_dropped: float = 0.95,
+) -> CurationConfig:
     """Returns the config for the pages or archives that match a pattern."""
     is_archive = uncompressed_name(files).removesuffix(".*").endswith((".warc", ".wet"))
     return CurationConfig(
         sources=(Source(name="html", files=WarcFiles(files) if is_archive else HtmlFiles(files)),),
-        rule_sets=(QUALITY, GOPHER_REPETITION),
-        steps=(ExactDuplicates(), NearDuplicates()),
+        rule_sets=(*in_language(language), QUALITY, GOPHER_REPETITION),
+        steps=(ExactDuplicates(), NearDuplicates(threshold=near_duplicates)),
         max_dropped=max_dropped,
     )

@@ -19,16 +19,23 @@ from bert_jax.apps.curate.plan import (
     C4Lines,
     CurationConfig,
     Source,
+    in_language,
 )
 from bert_jax.data.corpus.sources import TextFiles
 
 
-def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
+def get_config(
+    *,
+    files: str,
+    near_duplicates: float = 0.8,
+    language: str | None = None,
+    max_dropped: float = 0.95,
+) -> CurationConfig:
     """Returns the config for files that match a pattern, one document for each JSON line."""
     return CurationConfig(
         sources=(Source(name="web", files=TextFiles(files)),),
         lines=C4Lines(),
-        rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION, FINEWEB_QUALITY),
-        steps=(ExactDuplicates(), NearDuplicates()),
+        rule_sets=(*in_language(language), GOPHER_QUALITY, GOPHER_REPETITION, FINEWEB_QUALITY),
+        steps=(ExactDuplicates(), NearDuplicates(threshold=near_duplicates)),
         max_dropped=max_dropped,
     )

@@ -22,12 +22,10 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from bert_jax.apps.curate.cli.curation_recipe import CurationRecipe
 from bert_jax.apps.curate.curate import curate_with
-from bert_jax.apps.curate.plan import check_curation
 from bert_jax.apps.curate.workers import Workers
 from bert_jax.config.flags import REQUIRED, add_flags, flag, from_namespace
-from bert_jax.config.recipes import call_recipe, load_recipe
-from bert_jax.data.corpus.prepare_flags import CurationRecipe
 from bert_jax.data.corpus.source_files import is_remote
 from bert_jax.errors import ConfigError, UserError
 
@@ -120,9 +118,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError(
                 f"--output {args.output}: expected a folder that all machines see under one path"
             )
-        config = check_curation(
-            call_recipe(load_recipe(args.recipe), args.arg, args.recipe), args.recipe
-        )
+        config = args.curation_config()
         manifest = curate_with(config, Path(args.output).absolute(), BeamWorkers(beam_arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -188,7 +188,12 @@ def _check_output(output: Path, plan: dict[str, Any]) -> None:
     """Writes the plan, or compares it with an earlier run's."""
     path = output / PLAN_FILE
     if path.is_file():
-        if differences := configs.diff(read_json(path), plan):
+        differences = configs.diff(read_json(path), plan)
+        is_begun = (output / MANIFEST_FILE).is_file() or any((output / WORK_FOLDER).glob("spill-*"))
+        # A plan without finished work is a first attempt with a mistake, which may be corrected.
+        if differences and not is_begun:
+            write_json(path, plan)
+        elif differences:
             lines = [
                 f"the files of {_FILES[name]} were added, removed or changed"
                 if name in _FILES

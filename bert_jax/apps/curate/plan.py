@@ -31,7 +31,7 @@ from bert_jax.apps.curate.formats.files import (
 )
 from bert_jax.apps.curate.formats.web import HtmlFiles, WarcFiles
 from bert_jax.apps.curate.formats.wikipedia import WikipediaDump
-from bert_jax.apps.curate.model_signals import ModelSignal
+from bert_jax.apps.curate.model_signals import LanguageProbability, ModelSignal
 from bert_jax.apps.curate.near_duplicates import NearDuplicates
 from bert_jax.apps.curate.signals import DUPLICATE_NGRAMS, SIGNALS, TOP_NGRAMS, TextView
 from bert_jax.config import config_lib as configs
@@ -203,6 +203,14 @@ FINEWEB_QUALITY = RuleSet(
     ),
 )
 """The rules that Penedo et al. 2024 (FineWeb), section 3.5, add to the rules of C4 and Gopher."""
+
+
+def in_language(code: str | None) -> tuple[RuleSet, ...]:
+    """Returns the rule that keeps documents in a language, with FineWeb's limit; () for None."""
+    if code is None:
+        return ()
+    rule = Rule(signal=LanguageProbability(code), at_least=0.65)
+    return (RuleSet(name="language", rules=(rule,)),)
 
 
 DocumentFiles = TextFiles | ParquetFiles | WikipediaDump | HtmlFiles | WarcFiles | GutenbergFiles

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from bert_jax.config.flags import REQUIRED, flag, given, positional, switch
+from bert_jax.config.flags import REQUIRED, flag, given, switch
 from bert_jax.errors import ConfigError
 from bert_jax.text.files import DocumentUnit
 
@@ -13,11 +13,26 @@ if TYPE_CHECKING:
     from bert_jax.data.corpus.plan import PrepareConfig
 
 _files = partial(flag, group="with --files")
+_reading = partial(flag, group="text and .jsonl files")
 READING_FLAGS = ("document_unit", "json_field", "encoding", "errors")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilesArguments:
+class ReadingArguments:
+    """Says how documents are read from text and JSON lines files; the fields are `TextFiles`'."""
+
+    document_unit: DocumentUnit | None = _reading(
+        "", "unit of a plain-text file that is one document (default: file)"
+    )
+    json_field: str | None = _reading("NAME", "field of .jsonl lines with the text (default: text)")
+    encoding: str | None = _reading("NAME", "encoding of the files (default: utf-8)")
+    errors: Literal["strict", "replace", "ignore"] | None = _reading(
+        "", "treatment of bytes that are not valid text (default: strict, which is an error)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesArguments(ReadingArguments):
     """Names text files and a tokenizer, and how the prepared corpus is written."""
 
     files: tuple[str, ...] = flag(
@@ -27,14 +42,6 @@ class FilesArguments:
     )
     output: str = flag("DIR", "folder of the prepared corpus", REQUIRED)
     tokenizer: str | None = _files("PATH", "file or folder of a tokenizer (required)")
-    document_unit: DocumentUnit | None = _files(
-        "", "unit of a plain-text file that is one document (default: file)"
-    )
-    json_field: str | None = _files("NAME", "field of .jsonl lines with the text (default: text)")
-    encoding: str | None = _files("NAME", "encoding of the files (default: utf-8)")
-    errors: Literal["strict", "replace", "ignore"] | None = _files(
-        "", "treatment of bytes that are not valid text (default: strict, which is an error)"
-    )
     splitter: str | None = _files(
         "NAME",
         "sentence splitter: rules (English-like languages), lines, or sentencex:LANG "
@@ -81,13 +88,3 @@ def format_summary(manifest: "Manifest", output: str) -> str:
     ]
     lines += [f"  dropped {number:,}: {reason}" for reason, number in manifest.dropped.items()]
     return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurationRecipe:
-    """Names a recipe of curation and its arguments."""
-
-    recipe: str = positional("RECIPE", "name or file of a recipe of curation")
-    arg: tuple[str, ...] = flag(
-        "NAME=VALUE", "arguments of get_config in the recipe", (), action="extend"
-    )

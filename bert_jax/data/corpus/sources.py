@@ -15,15 +15,8 @@ from bert_jax.text.files import (
     read_documents,
     read_json_documents,
 )
-from bert_jax.text.json_lines import SettingNames
 
 Patterns = str | Sequence[str]
-_FIELD_NAMES = SettingNames(
-    encoding="encoding='{}' of TextFiles in the recipe",
-    errors="errors='{}' of TextFiles in the recipe",
-    json_field="json_field of TextFiles in the recipe",
-    document_unit="document_unit='{}' of TextFiles in the recipe",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +93,6 @@ class TextFiles:
                 encoding=self.encoding,
                 errors=self.errors,
                 json_field=self.json_field,
-                names=_FIELD_NAMES,
             ):
                 yield RawDocument(key=str(number), text=text, fields=fields)
             return
@@ -110,7 +102,6 @@ class TextFiles:
             errors=self.errors,
             document_unit=self.document_unit,
             keep_empty=True,
-            names=_FIELD_NAMES,
         ):
             yield RawDocument(key=key.rpartition(":")[2], text=text)
 

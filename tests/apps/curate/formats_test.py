@@ -5,7 +5,6 @@ The dumps of Wikipedia are in wikipedia_test.py.
 
 import gzip
 import json
-import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -39,7 +38,6 @@ from bert_jax.config.recipes import load_recipe
 from bert_jax.data.corpus.source_files import SourceFile
 from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text import files as text_files
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -77,23 +75,6 @@ PAGE = (
     "<main><p>{}</p></main></body></html>"
 )
 PROSE = "The cheese is old, and the bread is older than the cheese. " * 8
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.txt", b"caf\xe9", "set it with encoding='latin-1' of TextFiles in the recipe; to rep"),
-        ("a.txt", b"caf\xe9", "such bytes, use errors='replace' of TextFiles in the recipe"),
-        ("a.jsonl", b'{"body": "x"}', "set json_field of TextFiles in the recipe to the field"),
-        ("b.txt", b"long " * 9, "use document_unit='line' of TextFiles in the recipe or blank-"),
-    ],
-)
-def test_advice_about_text_files_names_their_fields(name, data, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "MAX_DOCUMENT_CHARACTERS", 40)
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
-        read(TextFiles(str(tmp_path / name)))
-    assert "--" not in str(caught.value)
 
 
 def read(files: DocumentFiles) -> list[RawDocument]:

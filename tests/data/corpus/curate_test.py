@@ -276,13 +276,26 @@ def test_real_texts_with_the_recipe_for_documents(shared, tmp_path, capsys):
         (["web", "--output", "out"], "web needs --arg files="),
         (["web", "--output", "out", "--workers", "0", "--arg", "files=x"], "--workers 0: expected"),
         (["web", "--output", "out", "--arg", "files=x*.jsonl"], "no file matches 'x*.jsonl'"),
-        (["documents", "--output", "out", "--arg", "files=x", "document_unit=page"], "'page'"),
+        (["documents", "--output", "out", "--arg", "files=x", "language=English"], "'English'"),
+        (["html", "--output", "out", "--encoding", "latin-1", "--arg", "files=x"], "HtmlFiles"),
     ],
 )
 def test_wrong_arguments_give_one_message(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["curate", *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def test_flags_correct_a_first_attempt_in_the_same_folder(tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes("Ein Käse.\n\nEin Brot.\n".encode("latin-1"))
+    command = ["curate", "documents", "--output", str(tmp_path / "out"), "--workers", "1"]
+    command += ["--arg", f"files={tmp_path}/*.txt"]
+    assert main(command) == 1
+    assert "set it with --encoding latin-1; to replace" in capsys.readouterr().err
+    assert main([*command, "--encoding", "latin-1", "--document-unit", "blank-line"]) == 0
+    assert sorted(read_output(tmp_path / "out").values()) == ["Ein Brot.", "Ein Käse."]
+    assert main(command) == 1
+    assert "encoding: was 'latin-1', now 'utf-8'" in capsys.readouterr().err
 
 
 def test_a_recipe_of_pretraining_is_refused(tmp_path, capsys):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.apps.curate.cli.curation_recipe import CurationRecipe
 from bert_jax.config.flags import flag, switch
-from bert_jax.data.corpus.prepare_flags import CurationRecipe
 from bert_jax.errors import ConfigError
 from bert_jax.io.json_io import read_json
 
@@ -18,7 +18,8 @@ HELP = "filter and deduplicate raw text, and record what happened to each docume
 EPILOG = """examples:
   bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
   bert-jax curate web --dry-run --tokenizer vocabulary --arg files='crawl/*.jsonl.gz'
-  bert-jax curate documents --output curated --arg files='books/*.txt' document_unit=blank-line
+  bert-jax curate documents --output curated --document-unit blank-line \\
+      --arg files='books/*.txt'
   bert-jax curate web --output gs://my-bucket/curated --arg files='gs://my-bucket/crawl/*.jsonl.gz'
   bert-jax prepare --files 'curated/documents-*.jsonl.gz' --tokenizer vocabulary --output prepared
 
@@ -55,14 +56,10 @@ class Arguments(CurationRecipe):
 def run(args: Arguments) -> None:
     """Curates the corpus and prints what was kept and dropped."""
     from bert_jax.apps.curate.curate import curate
-    from bert_jax.apps.curate.plan import check_curation
     from bert_jax.apps.curate.remote_output import local_output
     from bert_jax.apps.curate.report import REPORT_FILE, write_curation_report
-    from bert_jax.config.recipes import call_recipe, load_recipe
 
-    config = check_curation(
-        call_recipe(load_recipe(args.recipe), args.arg, args.recipe), args.recipe
-    )
+    config = args.curation_config()
     if args.dry_run:
         print(_forecast(config, args))
         return

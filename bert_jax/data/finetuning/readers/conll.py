@@ -8,6 +8,7 @@ Three tag schemes are read and converted to IOB2:
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -115,6 +116,10 @@ def to_iob2(tags: Sequence[str], scheme: TagScheme) -> tuple[tuple[str, ...], li
     return tuple(converted), invalid_positions
 
 
+def _is_tag(text: str) -> bool:
+    return text == "O" or _TAG.fullmatch(text) is not None
+
+
 def _split_tag(tag: str) -> tuple[str, str]:
     """Splits "B-PER" into ("B", "PER"); gives two empty strings for "O"."""
     match = _TAG.fullmatch(tag)
@@ -128,11 +133,15 @@ def _read_sentences(path: str, config: Conll) -> list[Sentence]:
     text = read_text(path, encoding=config.encoding)
     # The empty line at the end closes the last sentence of a file that does not end in one.
     for line_number, line in enumerate([*text.split("\n"), ""], start=1):
-        line = line.removesuffix("\r")
+        # Joined files have a byte-order mark at the beginning of each.
+        line = line.removesuffix("\r").removeprefix("\ufeff")
         # Only tabs and spaces separate columns: words may contain other white space (U+00A0).
         cells = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
         cells = [cell.strip(" ") for cell in cells]
-        if not any(cells) or cells[0] == DOCUMENT_START:
+        # A comment, as in GermEval; "#" with a tag is a word.
+        if cells[0] == "#" and len(cells) != num_columns and not _is_tag(cells[-1]):
+            continue
+        if not line.strip() or cells[0] == DOCUMENT_START:
             if lines:
                 sentences.append(_sentence(lines, path, num_columns, config))
             lines = []
@@ -141,12 +150,22 @@ def _read_sentences(path: str, config: Conll) -> list[Sentence]:
         if len(cells) != num_columns:
             raise UserError(
                 f"{path}, line {line_number}: {len(cells)} columns; expected {num_columns}, as in "
-                "the lines before: each word has its tag"
+                f"the lines before: each word has its tag{_invisible_characters(line)}"
             )
         lines.append((line_number, cells))
     if not sentences:
         raise UserError(f"{path} has no sentences; expected a word and its tag on each line")
     return sentences
+
+
+def _invisible_characters(text: str) -> str:
+    """Returns the end of a message, with the names of what cannot be seen in a line; "" if none."""
+    found = dict.fromkeys(
+        f"U+{ord(char):04X} {unicodedata.name(char, '')}".rstrip()
+        for char in text
+        if char not in "\t " and not char.isprintable()
+    )
+    return f"; the line contains {', '.join(found)}, which separates no columns" if found else ""
 
 
 def _sentence(
@@ -163,14 +182,15 @@ def _sentence(
     # same.
     if config.word_column % num_columns == config.tag_column % num_columns:
         return Sentence(lines[0][0], words, None)
-    tags = tuple(cells[config.tag_column] for _, cells in lines)
+    # White space of any kind around a tag is an accident; in a word it may be meant.
+    tags = tuple(cells[config.tag_column].strip() for _, cells in lines)
     for (line_number, _), word, tag in zip(lines, words, tags, strict=True):
         if not word:
             raise UserError(f"{path}, line {line_number}: the word is empty")
-        if tag != "O" and not _TAG.fullmatch(tag):
+        if not _is_tag(tag):
             raise UserError(
                 f"{path}, line {line_number}: the tag is {tag!r}; expected O, or B-, I-, E- or S- "
-                "with an entity type, such as B-PER"
+                f"with an entity type, such as B-PER{_invisible_characters(tag)}"
             )
     return Sentence(lines[0][0], words, tags)
 

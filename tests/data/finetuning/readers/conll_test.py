@@ -176,6 +176,28 @@ def test_invalid_files_are_reported(tmp_path, train: str, dev: str | None, messa
         read(Conll(**paths))
 
 
+def test_byte_order_marks_odd_blanks_and_comments_are_read(tmp_path):
+    text = "\ufeff#\tn-tv.de [2005-02-26] \r\nSchar\u00a0tau\tB-PER\u00a0\r\n#\tO\r\n"
+    text += "\u00a0 \r\n\ufeffsagte O\r\ner  O \r\n"
+    train = tmp_path / "train"
+    train.write_bytes(text.encode())
+    task = read(Conll(train=str(train)))
+    assert [(e.words, e.tags) for e in task.splits["train"]] == [
+        (("Schar\u00a0tau", "#"), ("B-PER", "O")),
+        (("sagte", "er"), ("O", "O")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("the\u00a0O", "U+00A0 NO-BREAK SPACE"), ("the \u200bO", "U+200B ZERO WIDTH SPACE")],
+)
+def test_invisible_characters_are_named(tmp_path, line, name):
+    train = write(tmp_path, "train", f"a O\n{line}\n")
+    with pytest.raises(UserError, match=r"line 2: .*contains " + name.replace("+", r"\+")):
+        read(Conll(train=train))
+
+
 def test_unequal_numbers_of_words_and_tags_are_reported(tmp_path):
     path = write(tmp_path, "train.txt", "a x B-X\nb x O\n")
     with pytest.raises(UserError, match=r"3 columns, but tag_column is 3"):
