@@ -31,6 +31,7 @@ from bert_jax.apps.search.cli import evaluate as search_evaluate
 from bert_jax.apps.search.cli import hard_negatives as search_hard_negatives
 from bert_jax.apps.search.cli import index as search_index
 from bert_jax.apps.search.cli import query as search_query
+from bert_jax.apps.sentence_scores.cli import minimal_pairs, score
 from bert_jax.apps.serve import cli as serve
 from bert_jax.apps.simulate import cli as simulate
 from bert_jax.apps.static_embeddings import cli as distill_static
@@ -95,6 +96,8 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
     },
     "hand over": {"export": export, "convert": convert, "distill-static": distill_static},
     "study": {
+        "score": score,
+        "minimal-pairs": minimal_pairs,
         "baselines": baselines,
         "glue": glue,
         "few-shot": few_shot,

@@ -98,7 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         with errors_of_library(texts, self._source):
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return [Encoding(encoding.ids, encoding.offsets) for encoding in encodings]
+        return [Encoding(e.ids, e.offsets, e.word_ids) for e in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)

@@ -238,7 +238,8 @@ class SentencePieceTokenizer(Tokenizer):
             mapping = self._processor.encode(part, return_type="offset_mapping")
             ids += mapping["ids"]
             offsets += [_strip_span(text, start + a, start + b) for a, b in mapping["offsets"]]
-        return Encoding(ids, offsets)
+        word_ids = np.cumsum(self.word_starts[ids]) - 1 if ids else []
+        return Encoding(ids, offsets, [int(word) for word in word_ids])
 
     def _split_at_special_tokens(self, text: str) -> Iterable[tuple[str, int, int]]:
         """Returns (part, id of the special token or -1, start of the part), in order."""

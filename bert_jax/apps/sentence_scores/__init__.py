@@ -1,0 +1,1 @@
+"""Scores sentences by their probability under a model, and compares minimal pairs."""

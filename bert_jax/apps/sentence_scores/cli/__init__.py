@@ -1,0 +1,1 @@
+"""Holds the verbs of sentence scores: score a text, compare minimal pairs."""
