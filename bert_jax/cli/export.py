@@ -1,6 +1,7 @@
 """Runs `bert-jax export`: writes a trained model as a Hugging Face folder and verifies it."""
 
 import logging
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -151,6 +152,7 @@ def _export(args: Arguments) -> None:
             args.output,
             difference,
         )
+        _log_next(args, "predict")
         return
     if args.generator:
         model = load_generator(args.run_folder)
@@ -158,6 +160,7 @@ def _export(args: Arguments) -> None:
         model = load_model(args.run_folder, args.task, args.base)
     if isinstance(model, LoadedSeq2Seq):
         _export_seq2seq(model, args)
+        _log_next(args, "generate")
         return
     model = require_encoder(model, "be exported")
     if args.bundle:
@@ -179,6 +182,12 @@ def _export(args: Arguments) -> None:
         compared,
         difference,
     )
+    verb = "embed" if compared != "hidden states" or "masked_lm" in model.missing else "fill-mask"
+    _log_next(args, "predict" if model.head is not None else verb)
+
+
+def _log_next(args: Arguments, verb: str) -> None:
+    logger.info("next: bert-jax %s %s --file FILE", verb, shlex.quote(args.output))
 
 
 def _export_bundle(model: "LoadedModel", args: Arguments) -> None:

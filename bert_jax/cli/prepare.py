@@ -1,6 +1,8 @@
 """Runs `bert-jax prepare`: tokenizes documents into the sharded corpus for pretraining."""
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.config.flags import first_given, flag
@@ -60,10 +62,17 @@ class Arguments(FilesArguments):
 def run(args: Arguments) -> None:
     """Prepares the corpus and prints a summary."""
     config = args.files_config() if args.files else _task_config(args)
+    from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
     from bert_jax.data.corpus.prepare import prepare
+    from bert_jax.text.load_tokenizer import load_tokenizer
 
     manifest = prepare(config, num_workers=args.workers, overwrite=args.overwrite)
     print(format_summary(manifest, args.output))
+    # T5's vocabulary has sentinels, and only such a recipe uses them.
+    has_sentinels = bool(load_tokenizer(Path(args.output) / TOKENIZER_FOLDER).sentinel_ids)
+    recipe = "t5" if has_sentinels else "small_corpus"
+    corpus = shlex.quote(args.output)
+    print(f"next: bert-jax pretrain {recipe} --run runs/{recipe} --arg corpus={corpus}")
 
 
 def _task_config(args: Arguments) -> "PrepareConfig":

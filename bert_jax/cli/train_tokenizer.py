@@ -1,5 +1,6 @@
 """Runs `bert-jax tokenizer train`: trains a tokenizer on text files."""
 
+import shlex
 from dataclasses import dataclass
 
 from bert_jax.cli.arguments import EncodingArguments
@@ -66,3 +67,7 @@ def run(args: Arguments) -> None:
     if tokenizer.vocab_size < args.vocab_size:
         print(f" ({args.vocab_size} requested, but the text does not have that many)", end="")
     print(f", fingerprint {tokenizer.fingerprint[:12]}")
+    # A pattern that the shell has replaced may be thousands of files.
+    files = " ".join(map(shlex.quote, args.files)) if len(args.files) <= 3 else "FILE ..."
+    output = shlex.quote(args.output)
+    print(f"next: bert-jax prepare --files {files} --tokenizer {output} --output prepared")

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import math
+import shlex
 import time
 from pathlib import Path
 from types import TracebackType
@@ -174,6 +175,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         if jax.process_index() == 0:
             seconds, report = time.monotonic() - started, folder / run_folder.REPORT
             log_results(folder, report, seconds, objective.shown_metrics)
+            logger.info("next: %s", workload.next_command.format(run=shlex.quote(str(folder))))
     return EXIT_DONE
 
 

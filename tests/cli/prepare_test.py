@@ -21,6 +21,7 @@ def test_prepare_writes_a_corpus_and_reports_it(tmp_path, files, capsys):
     assert main(["prepare", *files, "--output", str(output), "--workers", "1"]) == 0
     manifest = read_manifest(output)
     shown = capsys.readouterr().out
+    assert f"pretrain small_corpus --run runs/small_corpus --arg corpus={output}\n" in shown
     assert "4 documents" in shown and f"{manifest.counts.tokens:,} tokens" in shown
 
 

@@ -19,6 +19,7 @@ def test_training_writes_a_tokenizer_and_reports_it(tmp_path, capsys):
         vocabulary.token_to_id("words"),
     ]
     shown = capsys.readouterr().out
+    assert f"next: bert-jax prepare --files '{tmp_path}/*.txt' --tokenizer {output} --ou" in shown
     assert f"{vocabulary.vocab_size} tokens" in shown and vocabulary.fingerprint[:12] in shown
 
 

@@ -88,10 +88,19 @@ def exported(folder: Path) -> Path:
     return folder / "exported"
 
 
-def test_readme(folder):
+def test_readme(folder, capsys):
     export(small_model(folder / "words"), folder / "my-bert")  # the model of the first screen
     commands = run_page(ROOT / "README.md", make_short)
     assert len(commands) == 8
+    output = capsys.readouterr()
+    # Each command names the one that follows on the page.
+    assert [line for line in output.err.splitlines() if line.startswith("next: ")] == [
+        "next: bert-jax export runs/books --output exported",
+        "next: bert-jax fill-mask exported --file FILE",
+        "next: bert-jax predict runs/reviews --file FILE, or bert-jax export runs/reviews "
+        "--output exported",
+    ]
+    assert "next: bert-jax prepare --files 'books/*.txt' --tokenizer vocabulary" in output.out
     assert (folder / "runs/reviews/report.html").is_file()
 
 

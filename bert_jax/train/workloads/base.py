@@ -4,7 +4,7 @@ import abc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 
@@ -39,7 +39,13 @@ class Evaluator(Protocol):
 
 
 class Workload(abc.ABC):
-    """Provides the training batches and the evaluation of each phase of an experiment."""
+    """Provides the training batches and the evaluation of each phase of an experiment.
+
+    Attributes:
+      next_command: the command that most users run after the training; {run} is the run folder.
+    """
+
+    next_command: ClassVar[str] = "bert-jax export {run} --output exported"
 
     def __init__(self, experiment: Experiment):
         self._experiment = experiment

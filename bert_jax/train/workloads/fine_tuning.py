@@ -71,6 +71,8 @@ logger = logging.getLogger(__name__)
 class FineTuningWorkload(Workload):
     """Fine-tunes a model on one task."""
 
+    next_command = "bert-jax predict {run} --file FILE, or bert-jax export {run} --output exported"
+
     def __init__(self, experiment: Experiment, data: FineTuningData, objective: FineTuning):
         """Reads the task.
 

@@ -40,6 +40,8 @@ class MultiTaskWorkload(Workload):
     mixes their training sequences and collects their results.
     """
 
+    next_command = "bert-jax predict {run} --task TASK --file FILE"
+
     def __init__(self, experiment: Experiment, data: MultiTaskData, objective: MultiTask):
         """Reads the tasks.
 

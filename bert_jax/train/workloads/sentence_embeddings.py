@@ -63,6 +63,8 @@ DEV = "dev"
 class SentenceEmbeddingWorkload(Workload):
     """Trains a sentence encoder on groups of texts."""
 
+    next_command = "bert-jax embed {run} --file FILE, or bert-jax export {run} --output exported"
+
     def __init__(
         self, experiment: Experiment, data: SentenceEmbeddingData, objective: SentenceEmbedding
     ):

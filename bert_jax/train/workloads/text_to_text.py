@@ -55,6 +55,8 @@ _LABELED_KINDS = ("classification", "regression")
 class TextToTextWorkload(Workload):
     """Fine-tunes an encoder-decoder on tasks that are written as text."""
 
+    next_command = "bert-jax generate {run} --file FILE, or bert-jax export {run} --output exported"
+
     def __init__(self, experiment: Experiment, data: TextToTextData, objective: Seq2Seq):
         """Reads the tasks.
 

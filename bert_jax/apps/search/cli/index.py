@@ -1,5 +1,6 @@
 """Runs `bert-jax search index`: embeds a collection of texts and writes an index folder."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,3 +64,4 @@ def run(args: Arguments) -> None:
             f"{encoder.num_truncated:,} texts were truncated to {encoder.max_length} tokens; split "
             "long texts, so that all of their words can be found"
         )
+    print(f'next: bert-jax search query {shlex.quote(args.output)} "A question"')
