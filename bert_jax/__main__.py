@@ -86,6 +86,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "evaluate": evaluate,
         "fill-mask": fill_mask,
         "generate": generate,
+        "score": score,
         "embed": embed,
         "embed-evaluate": embed_evaluate,
         "search index": search_index,
@@ -96,7 +97,6 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
     },
     "hand over": {"export": export, "convert": convert, "distill-static": distill_static},
     "study": {
-        "score": score,
         "minimal-pairs": minimal_pairs,
         "baselines": baselines,
         "glue": glue,
@@ -124,6 +124,8 @@ start here; `bert-jax VERB --help` explains a verb, with examples:
   classify texts, with your labels      bert-jax finetune --help
   pretrain on your documents            bert-jax prepare --help, then bert-jax pretrain --help
   use a model that exists               bert-jax predict, embed or fill-mask, with its folder
+  give a model to PyTorch users         bert-jax export --help
+To resume a run that was stopped, run its command again.
 """
 
 EPILOG = """\

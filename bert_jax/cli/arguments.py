@@ -332,7 +332,9 @@ class RunArguments:
 class ModelArguments:
     """Names a trained model."""
 
-    model: str = positional("MODEL", "run folder or exported model")
+    model: str = positional(
+        "MODEL", "run folder, exported model, Hugging Face folder, or ORG/NAME of the hub"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

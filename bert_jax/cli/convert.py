@@ -9,7 +9,7 @@ from bert_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-HELP = "convert a Google TF1 or Hugging Face checkpoint to model.safetensors"
+HELP = "convert a Google TF1 or other checkpoint to a Hugging Face folder with safetensors"
 
 EPILOG = """examples:
   bert-jax convert uncased_L-12_H-768_A-12 --output bert-base

@@ -17,7 +17,7 @@ from bert_jax.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-HELP = "compute embeddings of texts"
+HELP = "compute embeddings (vectors) of texts; to search by them: `search index`"
 
 EPILOG = f"""examples:
   bert-jax embed exported "A text." "Another text."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELP = "write the model or adapter of a run as a folder that Hugging Face's libraries open"
+HELP = "write a model for PyTorch (transformers, sentence-transformers, peft), ONNX or jax"
 
 EPILOG = """examples:
   bert-jax export runs/tiny --output exported

@@ -13,6 +13,7 @@ from bert_jax.cli.arguments import (
     COLUMNS,
     CONTAMINATION,
     PRETRAINED,
+    TASKS_HELP,
     OverrideArguments,
     RunArguments,
     TaskArguments,
@@ -45,9 +46,9 @@ from bert_jax.config.tuning import METHODS, MethodName, TuningMethod
 from bert_jax.data.finetuning.glue_prompts import load_prompt, with_demonstrations
 from bert_jax.errors import ConfigError
 
-HELP = "fine-tune an encoder on a task of GLUE, SQuAD, CoNLL or your own labeled files"
+HELP = "fine-tune an encoder, T5 or BART on your own labeled files, GLUE, SQuAD or CoNLL"
 
-EPILOG = """examples:
+EPILOG = f"""examples:
   bert-jax finetune --train train.csv --dev dev.csv --text review --label sentiment \\
       --model exported --run runs/reviews
   bert-jax finetune columns --train posts.jsonl --dev dev.jsonl --text post --label topics \\
@@ -60,6 +61,8 @@ EPILOG = """examples:
       --target summary --model t5 --run runs/summaries
   bert-jax finetune --config multi_task --run runs/four \\
       --arg model=exported glue_dir=glue_data conll=conll2003
+
+{TASKS_HELP}  text2text  with --train, --dev, --source, --target: pairs of texts, for T5 and BART
 
 The run folder then holds the checkpoint with the best dev score, predictions/dev.jsonl and
 test.jsonl (for text2text: predictions/columns-dev.jsonl), evaluation.json and report.html.

@@ -14,7 +14,7 @@ from bert_jax.errors import ConfigError
 if TYPE_CHECKING:
     from bert_jax.config.generation import GenerationConfig
 
-HELP = "write a text for each text with T5 or BART"
+HELP = "write summaries, translations and other texts with T5 or BART"
 
 EPILOG = """examples:
   bert-jax generate t5-small "translate English to German: The house is small."

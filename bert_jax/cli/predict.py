@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELP = "predict labels, values, entities, answers or choices with a fine-tuned model"
+HELP = "predict labels, values, entities or answers; also classify without training (zero-shot)"
 
 EPILOG = f"""\
 examples:
@@ -107,11 +107,13 @@ class Arguments(EncodingArguments, PredictionArguments):
     )
     zero_shot: tuple[str, ...] | None = _zero(
         "LABEL,LABEL",
-        "labels that the model, which was trained on entailment (MNLI, SNLI), has never seen",
+        "classify into these labels without training; needs a model of MNLI, SNLI or another NLI "
+        "dataset",
         type=_names,
     )
     hypothesis: str | None = _zero(
-        "TEXT", "text that a label makes, with {} in its place (default: This example is {}.)"
+        "TEXT",
+        "sentence that is built from each label, with {} in its place (default: This example is {}.)",
     )
     multi_label: bool = _zero(
         "",
@@ -120,7 +122,7 @@ class Arguments(EncodingArguments, PredictionArguments):
         action="store_true",
     )
     allow_no_answer: bool | None = switch(
-        "permission to predict that a question has no answer (default: as in training)", None
+        "may predict that a question has no answer (default: as in training)", None
     )
 
     def __post_init__(self) -> None:

@@ -14,8 +14,9 @@ EPILOG = """example:
   bert-jax pretrain bert --run runs/mixed --corpora data/wiki=0.7 data/books=0.3 \\
       --arg size=tiny steps=10000 --set data.corpus.corpora.1.max_epochs=4
 
-The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure, 2 usage, 75 stopped
-by SIGTERM or Ctrl-C after saving a checkpoint.
+`bert-jax recipes` lists the recipes and their arguments (--arg); `bert-jax show-config` shows what
+they make. The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure, 2 usage,
+75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
 
 To train with several processes, start each with the same command and set
 BERT_JAX_COORDINATOR=HOST:PORT, BERT_JAX_NUM_PROCESSES=N and BERT_JAX_PROCESS_ID=0..N-1; on a TPU

@@ -9,7 +9,7 @@ from typing import Any
 from bert_jax.config.flags import positional
 from bert_jax.config.recipes import find_recipe, import_file, shipped_recipes
 
-HELP = "list the shipped recipes and their arguments, or print the source of one"
+HELP = "list the recipes of `pretrain` with their arguments, or print the source of one"
 
 EPILOG = """examples:
   bert-jax recipes

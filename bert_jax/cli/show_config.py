@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bert_jax.cli.arguments import CorporaArguments
 from bert_jax.config.flags import flag
 
-HELP = "show the resolved config, and for each parameter its shape, decay and sharding"
+HELP = "show the config that a recipe makes, and the shape and sharding of each parameter"
 
 EPILOG = """example:
   bert-jax show-config bert --devices 8 \\

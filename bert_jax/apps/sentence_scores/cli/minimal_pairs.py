@@ -22,8 +22,9 @@ EPILOG = """examples:
   bert-jax minimal-pairs exported 'blimp/data/*.jsonl' --output runs/blimp.json
   bert-jax minimal-pairs exported pairs.csv --good grammatical --bad ungrammatical --group rule
 
-BLiMP: git clone https://github.com/alexwarstadt/blimp. --published blimp/raw_results/summary/
-models_summary.jsonl adds the accuracies of a 5-gram, an LSTM, Transformer-XL and GPT-2.
+BLiMP: git clone https://github.com/alexwarstadt/blimp. Its published accuracies of a 5-gram, an
+LSTM, Transformer-XL and GPT-2 are added by
+  --published blimp/raw_results/summary/models_summary.jsonl
 
 Prints the accuracy of each group, with a 95 % interval over its pairs; a group is a mean over its
 files, as in BLiMP. --output also has each file.
@@ -41,7 +42,7 @@ class Arguments(ModelArguments, MaskingArguments):
     bad: str = flag("COLUMN", "column of the unacceptable sentences", "sentence_bad")
     group: str | None = flag(
         "COLUMN",
-        "column of what a pair tests (default: linguistics_term if there is one, as in BLiMP)",
+        "column that names the phenomenon (default: linguistics_term if there is one, as in BLiMP)",
     )
     limit: int | None = flag("N", "first pairs of each file to score (default: all)")
     published: str | None = flag(

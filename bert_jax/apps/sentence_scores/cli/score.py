@@ -31,9 +31,8 @@ class MaskingArguments:
 
     masking: Literal["original", "within_word_l2r"] = flag(
         "",
-        "with a masked language model: what is masked to predict a token, itself (original), or "
-        "also the later tokens of its word (within_word_l2r), which fits words of several tokens "
-        "(default: original)",
+        "what a masked language model does not read: the predicted token (original), or also the "
+        "later tokens of its word (within_word_l2r) (default: original)",
         "original",
     )
 
