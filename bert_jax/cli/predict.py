@@ -113,7 +113,7 @@ class Arguments(EncodingArguments, PredictionArguments):
     )
     hypothesis: str | None = _zero(
         "TEXT",
-        "sentence that is built from each label, with {} in its place (default: This example is {}.)",
+        "sentence built from each label, at {} in it (default: This example is {}.)",
     )
     multi_label: bool = _zero(
         "",
