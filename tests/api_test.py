@@ -14,7 +14,7 @@ import bert_jax
 from bert_jax.apps.testing.models import small_model
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import LoadedModel, load_encoder
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,7 +56,7 @@ def test_encoder_holds_the_pretrained_weights(exported):
 
 
 def test_objects_print_as_one_line(exported, tmp_path):
-    model = bert_jax.load_model(exported)
+    model = load_encoder(exported)
     head = SequenceClassificationHead(labels=("no", "yes"))
     classifier = small_model(tmp_path / "vocabulary", head=head)
     shown = [

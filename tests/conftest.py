@@ -40,7 +40,7 @@ CLEAR_AFTER_GROWTH_BYTES = 200_000_000
 # `make test` should stay below 2.5 GB a process. Above HIGH_MEMORY_BYTES, programs are freed after
 # less growth, and after a single test if the growth is CLEAR_AFTER_GROWTH_BYTES.
 # Without growth there is nothing to free: the rest is imported libraries.
-HIGH_MEMORY_BYTES = 1_500_000_000
+HIGH_MEMORY_BYTES = 1_300_000_000
 GROWTH_IN_HIGH_MEMORY_BYTES = 50_000_000
 _bytes_after_clearing = 0
 

@@ -19,8 +19,8 @@ def import_tensorflow() -> ModuleType:
       ModuleNotFoundError: it is not installed.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if "tensorflow" in sys.modules:
-        return sys.modules["tensorflow"]
+    if "tensorflow" in sys.modules:  # which Python also uses to forbid an import, with None
+        return importlib.import_module("tensorflow")
     try:
         saved = os.dup(2)
     except OSError:  # standard error is closed

@@ -277,6 +277,13 @@ def test_serve_guide(tmp_path, monkeypatch):
         assert len(run_page(DOCS / "how_to/serve.md", make_short)) == 8
 
 
+@pytest.mark.slow  # tests/apps/sentence_scores uses the same functions
+def test_page_on_scores_of_sentences(exported):
+    Path("sentences.txt").write_text("The old man mends a net.\nThe sea.\n")
+    assert len(run_page(DOCS / "how_to/score_sentences.md", make_short)) == 2
+    assert len(Path("scores.jsonl").read_text().splitlines()) == 2
+
+
 @pytest.mark.slow  # coming_from_test.py checks the flags and fields of the page
 def test_page_for_users_of_hugging_face(exported):
     rows = [(f"the man {n}", f"a net by the sea {n}") for n in range(16)]
