@@ -156,7 +156,7 @@ class Arguments(RunArguments):
     )
     learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
     max_length: int | None = flag(
-        "TOKENS", "length of a text (default: as in the model, or 128 or more, as the texts need)"
+        "TOKENS", "length of a text (default: as in the model, or 128, up to 256 for longer texts)"
     )
     eval_every: int | None = _training(
         "N", "updates between evaluations (default: a tenth of the run)"

@@ -163,9 +163,8 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
     )
     max_length: int | None = _training(
         "TOKENS",
-        "maximum length of a sequence (default: 128 or more, as the training examples need, up to "
-        "8,192 tokens of a batch; 384 for question answering; not more than the model allows; "
-        "text2text: 512)",
+        "maximum length of a sequence (default: 128, up to 256 for longer training examples; 384 "
+        "for question answering; not more than the model allows; text2text: 512)",
     )
     class_weights: str | None = _training(
         "WEIGHTS",

@@ -47,7 +47,7 @@ class Arguments(TaskArguments):
     batch_size: int | None = flag("N", "pairs of a batch (default: 16)")
     learning_rate: float | None = flag("RATE", "peak learning rate (default: 2e-5)")
     max_length: int | None = flag(
-        "TOKENS", "length of a text (default: as in the model, or 128 or more, as the texts need)"
+        "TOKENS", "length of a text (default: as in the model, or 128, up to 256 for longer texts)"
     )
     seed: int | None = flag("N", "random seed (default: 0)")
 

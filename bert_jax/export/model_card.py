@@ -419,7 +419,7 @@ def _fine_tuning_lines(
     ]
     if objective["class_weights"]:
         lines.append(f"class weights {', '.join(f'{w:g}' for w in objective['class_weights'])}")
-    if analysis and "temperature" in analysis:
+    if analysis and "temperature" in analysis and analysis["step"] == run.step:
         lines.append(
             f"calibration: the last layer was divided by the temperature "
             f"{analysis['temperature']:.4g}, fitted on dev (Guo et al. 2017), so every reader of "

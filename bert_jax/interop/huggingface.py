@@ -284,8 +284,8 @@ def _read_weights(
         names = fnmatch.filter(tensors, pattern)
         if not names:
             raise UserError(
-                f"{file}: no tensor matches {pattern!r}, which is to be ignored; "
-                f"{did_you_mean(pattern, tensors)}"
+                f"{file}: no tensor matches {pattern!r}, which is to be ignored; expected a name "
+                f"or a pattern such as 'cls.*'; {did_you_mean(pattern, tensors)}".removesuffix("; ")
             )
         for name in names:
             del tensors[name]

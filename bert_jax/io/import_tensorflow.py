@@ -15,6 +15,8 @@ from types import ModuleType
 def import_tensorflow() -> ModuleType:
     """Imports and returns TensorFlow; what it wrote to standard error is shown if that fails.
 
+    Until then, nothing else of this process reaches standard error, other threads included.
+
     Raises:
       ModuleNotFoundError: it is not installed.
     """

@@ -92,7 +92,10 @@ class Predictor:
         self.num_truncated, self.labels = 0, self._processor.labels
         # Batches have the lengths of training, so that evaluation in a run and prediction compute
         # the same.
-        shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
+        lengths = [*settings.bucket_lengths]
+        while 2 * lengths[-1] < self.max_length:  # longer than any text of the training
+            lengths.append(2 * lengths[-1])
+        shorter_lengths = [length for length in lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         part_names = ("encoder", *task_parts(head, model.config))
         self._params = params_to_device(model, part_names)

@@ -200,7 +200,7 @@ def replaced_failed_start(
         _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
     names = [MIXTURE]  # nothing was trained on its batches yet
     if conflicts:  # the report would show the baselines and the attempts as the new run's
-        names += [CONFIG, BASELINES, TRACKERS, attempt_log.FILE, tokenizer_folder]
+        names += [CONFIG, BASELINES, TRACKERS, FITTED_HEADS, attempt_log.FILE, tokenizer_folder]
     _remove(folder / _PREVIOUS)
     (folder / _PREVIOUS).mkdir()
     _move(names, folder, folder / _PREVIOUS)

@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,11 +121,7 @@ class Track:
 
     def write_final(self, results: Mapping[str, Any]) -> None:
         """Sends the numbers of evaluation.json."""
-        numbers = {
-            path.replace(".", "/"): value
-            for path, value in flatten(results).items()
-            if isinstance(value, (int, float))
-        }
+        numbers = {name: value for name, value in _numbers(results)}
         self._put(self._step, "final", numbers)
 
     def close(self) -> None:
@@ -164,6 +160,15 @@ class Track:
                 _describe(error),
             )
         self._has_failed = True
+
+
+def _numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yields the numbers of nested results with the keys on the way, as in "dev/f1_at_0.5"."""
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
 
 
 def _describe(error: Exception) -> str:

@@ -7,7 +7,7 @@ WordPiece is as in BERT's release (Devlin et al. 2019), byte-level BPE as in GPT
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -98,7 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         with errors_of_library(texts, self._source):
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return [Encoding(e.ids, e.offsets, e.word_ids) for e in encodings]
+        return [Encoding(e.ids, e.offsets, cast(list[int], e.word_ids)) for e in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)

@@ -46,14 +46,14 @@ class Encoding:
       ids: the id of each token, without special tokens added.
       offsets: the characters [start, end) of the text that each token covers. White space around
         a word is not part of any token's span.
-      word_ids: the number of the word of each token, ascending; None for a special token that is
-        written in the text. Words are what the tokenizer splits a text into before it looks for
-        tokens; with WordPiece and byte-level BPE, punctuation marks are words of their own.
+      word_ids: the number of the word of each token, ascending. Words are what the tokenizer splits
+        a text into before it looks for tokens; with WordPiece and byte-level BPE, punctuation marks
+        are words of their own, and so is a special token that is written in the text.
     """
 
     ids: list[int]
     offsets: list[tuple[int, int]]
-    word_ids: list[int | None]
+    word_ids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from bert_jax.config.experiment import Experiment
 from bert_jax.config.train import CheckpointConfig, TrainConfig
 from bert_jax.errors import ConfigError
 from bert_jax.parallel.devices import hardware_info, peak_flops
+from bert_jax.parallel.processes import run_on_process_0
 from bert_jax.pretrained.base_model import BASE, Base
 from bert_jax.runs import run_folder
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
@@ -256,8 +257,13 @@ def make_hooks(
     """Makes the hooks in order: log, check the loss, limit queued steps, notify the watchdog."""
     hooks: list[Hook] = []
     train, config = experiment.train, experiment.train.logging
+    device_peak_flops = peak_flops(jax.devices())
+    settings: dict[str, Any] = {
+        "every": config.log_every,
+        "resume_step": start_step,
+        "peak_flops": device_peak_flops,
+    }
     if jax.process_index() == 0:
-        device_peak_flops = peak_flops(jax.devices())
         hooks.append(
             ProgressLine(
                 log_every=config.log_every,
@@ -265,14 +271,10 @@ def make_hooks(
                 peak_flops=device_peak_flops,
             )
         )
-        settings: dict[str, Any] = {
-            "every": config.log_every,
-            "resume_step": start_step,
-            "peak_flops": device_peak_flops,
-        }
         hooks.append(MetricsLog(folder, **settings))
-        if config.track is not None:
-            hooks.append(Track(config.track, folder, to_json(experiment), **settings))
+    if (name := config.track) is not None:
+        # The other processes end as well if the tracker does not start.
+        run_on_process_0(lambda: hooks.append(Track(name, folder, to_json(experiment), **settings)))
     # On every process, because each of them must stop when the loss diverges.
     hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
     # The watchdog comes last: it restarts its timer when all other hooks of the step are done.

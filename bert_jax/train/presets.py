@@ -129,7 +129,7 @@ def fine_tuning_experiment(
     distillation = distillation or (SoftLabels() if has_soft_labels(labeled) else None)
     settings, has_default_length = (window_overlap, truncation, prompt), max_length is None
     if max_length is None:
-        max_length = _task_max_length(labeled, tokenizer, config, tuning, batch_size, *settings)
+        max_length = _task_max_length(labeled, tokenizer, config, tuning, *settings)
     features = training_features(labeled, tokenizer, max_length, *settings)
     bucket_lengths = fit_bucket_lengths(features.lengths, max_length)
     if has_default_length:
@@ -173,13 +173,13 @@ def fine_tuning_experiment(
     )
 
 
-TOKENS_PER_BATCH = 8192
-"""Most tokens of a batch for which the usual length is raised, because its memory grows with them:
-32 sequences of 256 tokens."""
+LONGEST_DEFAULT = 256
+"""The length up to which the usual length is raised for longer training examples. Memory grows with
+its square, and runs with other batch sizes should read the same texts."""
 
 
 def _default_max_length(
-    features_of_length: Callable[[int], Features], usual: int, longest: int, batch_size: int
+    features_of_length: Callable[[int], Features], usual: int, longest: int
 ) -> int:
     """Returns the number of tokens of a sequence if the user gives none.
 
@@ -190,11 +190,9 @@ def _default_max_length(
     Args:
       features_of_length: tokenizes the training examples with a maximum length.
       longest: the largest number of tokens that the model reads.
-      batch_size: examples that are computed at once.
     """
-    features = features_of_length(usual)
-    longest = min(longest, TOKENS_PER_BATCH // (batch_size * features.num_choices))
-    if longest <= usual or not features.num_truncated:
+    longest = min(longest, LONGEST_DEFAULT)
+    if longest <= usual or not features_of_length(usual).num_truncated:
         return usual
     needed = int(features_of_length(longest).lengths.max())
     return min(longest, -(-needed // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
@@ -205,7 +203,6 @@ def _task_max_length(
     tokenizer: Tokenizer,
     model: EncoderConfig,
     tuning: TuningConfig,
-    batch_size: int,
     window_overlap: int,
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
     prompt: Prompt | None = None,
@@ -220,7 +217,6 @@ def _task_max_length(
         lambda length: training_features(task, tokenizer, length, *settings),
         usual,
         longest,
-        batch_size,
     )
 
 
@@ -310,7 +306,7 @@ def multi_task_experiment(
     has_default_length = max_length is None
     if max_length is None:
         max_length = max(
-            _task_max_length(task, tokenizer, loaded.config, tuning, batch_size, window_overlap)
+            _task_max_length(task, tokenizer, loaded.config, tuning, window_overlap)
             for task in loaded_tasks.values()
         )
     features = [
@@ -530,7 +526,6 @@ def sentence_embedding_experiment(
             functools.partial(group_features, groups, tokenizer),
             min(DEFAULT_MAX_LENGTH, longest),
             longest,
-            chunk_size or batch_size,
         )
     max_length = max_length or min(base.max_seq_length or longest, longest)
     features = group_features(groups, tokenizer, max_length)

@@ -44,7 +44,9 @@ def track(name, folder, steps, resume_step=0):
     for step in steps:
         hook(event(step))
     hook.write_evaluation(steps[-1], {"mlm_loss": 1.5})
-    hook.write_final({"dev": {"accuracy": 0.75, "best": None}, "loss": 2})
+    hook.write_final(
+        {"dev": {"accuracy": 0.75, "f1_at_0.5": 1, "best": None}, "ok": True, "loss": 2}
+    )
     hook.close()
 
 
@@ -82,7 +84,7 @@ def test_tracker_gets_what_the_log_has_under_one_id(tmp_path, monkeypatch):
     assert server.values[6]["train/tokens_per_second"] == 256
     assert server.values[8]["evaluation/mlm_loss"] == 1.5
     final = {name: value for name, value in server.values[8].items() if name.startswith("final/")}
-    assert final == {"final/dev/accuracy": 0.75, "final/loss": 2}
+    assert final == {"final/dev/accuracy": 0.75, "final/dev/f1_at_0.5": 1, "final/loss": 2}
 
 
 def test_failing_tracker_is_one_warning_without_passwords(tmp_path, monkeypatch, caplog):

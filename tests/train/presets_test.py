@@ -80,7 +80,7 @@ def test_overlap_is_not_set_after_updates_were_counted(source, advice):
 
 @pytest.fixture(scope="module")
 def long_model(folder: Path) -> str:
-    positions = LearnedPositions(max_position_embeddings=300)
+    positions = LearnedPositions(max_position_embeddings=270)
     model = small_model(folder / "vocabulary", positions=positions)
     export(model, folder / "long")
     return str(folder / "long")
@@ -98,10 +98,9 @@ def columns_of(folder: Path, *num_words: int) -> Columns:
     [
         ((5, 5, 43), {}, 128, (8, 48, 96)),
         ((5, 5, 200), {}, 208, (8,)),
-        ((5, 5, 200), {"batch_size": 40}, 8192 // 40, (8,)),
-        ((5, 5, 200), {"batch_size": 64}, 128, (8,)),
-        ((5, 5, 400), {"batch_size": 4}, 300, (8,)),
-        ((5, 5, 400), {"batch_size": 4, "tuning": TuningConfig(method=PromptTuning())}, 280, (8,)),
+        ((5, 5, 200), {"batch_size": 64}, 208, (8,)),
+        ((5, 5, 400), {"batch_size": 4}, 256, (8,)),
+        ((5, 5, 400), {"batch_size": 4, "tuning": TuningConfig(method=PromptTuning())}, 250, (8,)),
         ((5, 5, 200), {"truncation": Windows()}, 128, (8, 80)),
         ((5, 5, 200), {"max_length": 64}, 64, (8,)),
     ],

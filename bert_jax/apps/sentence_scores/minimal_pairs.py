@@ -207,8 +207,8 @@ def read_published(file: str, pairs: Sequence[MinimalPair]) -> dict[str, dict[st
     table = read_table(file)
     require_columns(table, file, ["UID", "linguistics_term"])
     by_uid = {str(row.cells["UID"]): row.cells for row in table.rows}
-    paradigms = {pair.paradigm: pair.group for pair in pairs}
-    if missing := [name for name in paradigms if name not in by_uid]:
+    paradigms = sorted({(pair.paradigm, pair.group) for pair in pairs})
+    if missing := [name for name, _ in paradigms if name not in by_uid]:
         raise UserError(
             f"{file}: no results for {', '.join(missing[:3])}; expected BLiMP's files, such as "
             f"{next(iter(by_uid), '')}.jsonl"
@@ -217,10 +217,15 @@ def read_published(file: str, pairs: Sequence[MinimalPair]) -> dict[str, dict[st
     found: dict[str, dict[str, float]] = {}
     for system in systems:
         values: dict[str, list[float]] = {}
-        for paradigm, group in paradigms.items():
-            number = by_uid[paradigm][system]
-            for name in (group, ALL):
-                values.setdefault(name, []).append(float(number))
+        for paradigm, group in paradigms:
+            number = by_uid[paradigm].get(system)
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise UserError(
+                    f"{file}: the accuracy of {system!r} on {paradigm} is {number!r}; expected a "
+                    "number from 0 to 1"
+                )
+            for name in dict.fromkeys((group, ALL)):
+                values.setdefault(name, []).append(number)
         found[system] = {name: float(np.mean(numbers)) for name, numbers in values.items()}
     return found
 

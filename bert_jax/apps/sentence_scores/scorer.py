@@ -41,6 +41,7 @@ MASKINGS: tuple[Masking, ...] = get_args(Masking)
 
 _Method = Literal["masked", "replaced", "seq2seq"]
 _TEXTS_AT_ONCE = 1024
+_TOKENS_AT_ONCE = 1 << 20
 """A masked LM reads a text once for each token, so the rows of all texts would fill the memory."""
 
 
@@ -70,8 +71,8 @@ class SentenceScorer:
     encoder-decoder      log P(token | the tokens before it, an empty source)
     ELECTRA, DeBERTa 3   log P(token is original | all tokens), by the discriminator
 
-    Special tokens are read, but have no score of their own. Probabilities are over the vocabulary
-    of the tokenizer.
+    The special tokens around a text are read, but have no score. Probabilities are over the
+    vocabulary of the tokenizer.
     """
 
     def __init__(self, model: AnyModel, *, masking: Masking = "original"):
@@ -111,7 +112,6 @@ class SentenceScorer:
                 "remove the masking"
             )
         self._path, self._max_length = model.path, config.max_length
-        self._compute = jax.jit(functools.partial(compute, vocab_size=self._tokenizer.vocab_size))
         # The number of special tokens before a text: one in most families, none in T5.
         marked = self._tokenizer.build_inputs_with_special_tokens([-1])
         self._start = marked.tolist().index(-1)
@@ -169,7 +169,9 @@ class SentenceScorer:
                     f"{self._path} reads {self._max_length}; shorten it, or split it"
                 )
         if self._method == "masked":
-            values = self._score_masked(sequences, encodings)
+            values: list[np.ndarray] = []
+            for start, end in _groups([len(sequence) ** 2 for sequence in sequences]):
+                values += self._score_masked(sequences[start:end], encodings[start:end])
         else:
             values = self._score_whole(sequences, encodings)
         tokens = self._tokenizer.id_to_token
@@ -200,7 +202,7 @@ class SentenceScorer:
 
     def _masked_tokens(self, encoding: Encoding, predicted: int) -> list[int]:
         word = encoding.word_ids[predicted]
-        if self._masking == "original" or word is None:
+        if self._masking == "original":
             return [predicted]
         later = range(predicted, len(encoding.ids))
         return [index for index in later if encoding.word_ids[index] == word]
@@ -233,6 +235,18 @@ class SentenceScorer:
         else:
             compute = functools.partial(self._compute, self._params)
         return compute_in_order(batches(), compute, len(rows))
+
+
+def _groups(costs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields ranges of consecutive texts that cost at most `_TOKENS_AT_ONCE`, or of one text."""
+    start = total = 0
+    for index, cost in enumerate(costs):
+        if index > start and total + cost > _TOKENS_AT_ONCE:
+            yield start, index
+            start, total = index, 0
+        total += cost
+    if costs:
+        yield start, len(costs)
 
 
 def _method_of(model: LoadedModel) -> tuple[_Method, tuple[str, ...]]:

@@ -126,6 +126,23 @@ def test_verb_scores_blimp_and_lists_published_systems(exported, blimp, tmp_path
     assert len(read_pairs(files, limit=1)) == 3
 
 
+def test_published_means_of_groups_within_a_file(blimp):
+    pairs = [
+        MinimalPair("a", "b", uid, group, "") for uid, group in (("verbs", "x"), ("verbs", "y"))
+    ]
+    pairs.append(MinimalPair("a", "b", "nouns", "y", ""))
+    found = read_published(str(blimp / "summary.json.jsonl"), pairs)["ngram"]
+    assert found == pytest.approx({"x": 0.5, "y": 0.6, "all": 1.7 / 3})
+
+
+def test_long_texts_are_scored_in_groups(exported, monkeypatch):
+    texts = ["the old man mends a net", "", "the sea sings", "a", "the man"] * 2
+    score = SentenceScorer(load_model(exported))
+    expected = [score(text).log_probability for text in texts]
+    monkeypatch.setattr("bert_jax.apps.sentence_scores.scorer._TOKENS_AT_ONCE", 40)
+    assert [each.log_probability for each in score(texts)] == pytest.approx(expected, abs=1e-5)
+
+
 def test_own_tables_have_their_own_columns(exported, tmp_path, capsys):
     (tmp_path / "pairs.csv").write_text("right,wrong,rule\nthe man,man the,order\n")
     command = ["minimal-pairs", exported, str(tmp_path / "pairs.csv"), "--good", "right"]
@@ -161,6 +178,9 @@ def test_bad_inputs_are_explained(exported, blimp, tmp_path):
     (tmp_path / "none.csv").write_text("sentence_good,sentence_bad\n")
     with pytest.raises(UserError, match=r"none\.csv: no pairs"):
         read_pairs([str(tmp_path / "none.csv")], PairColumns())
+    (tmp_path / "summary.jsonl").write_text('{"UID": "v", "linguistics_term": "x", "gpt2": "?"}\n')
+    with pytest.raises(UserError, match=r"accuracy of 'gpt2' on v is '\?'; expected a number"):
+        read_published(str(tmp_path / "summary.jsonl"), [MinimalPair("a", "b", "v", "x", "")])
     own = [MinimalPair("a", "b", "mine", "all", "")]
     with pytest.raises(UserError, match=r"no results for mine; expected BLiMP's files, such as v"):
         read_published(str(blimp / "summary.json.jsonl"), own)

@@ -55,7 +55,9 @@ class Arguments:
         "rates, every combination is run",
         (5e-5,),
     )
-    max_length: int | None = flag("TOKENS", "maximum length of a sequence (default: 128)")
+    max_length: int | None = flag(
+        "TOKENS", "maximum length of a sequence (default: as in finetune)"
+    )
     mnli_init: str | None = flag(
         "MODEL",
         "MNLI model that RTE, MRPC and STS-B start from (without MODEL: the MNLI run of this "
