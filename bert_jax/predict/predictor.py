@@ -92,7 +92,7 @@ class Predictor:
         self.num_truncated, self.labels = 0, self._processor.labels
         # Batches have the lengths of training, so that evaluation in a run and prediction compute
         # the same.
-        lengths = [*settings.bucket_lengths]
+        lengths = [*settings.bucket_lengths] or [self.max_length]
         while 2 * lengths[-1] < self.max_length:  # longer than any text of the training
             lengths.append(2 * lengths[-1])
         shorter_lengths = [length for length in lengths if length < self.max_length]

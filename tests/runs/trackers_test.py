@@ -135,6 +135,8 @@ def test_missing_package_is_an_error_at_once(name, tmp_path, monkeypatch, capsys
 def test_only_the_first_process_tracks(index, tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
     monkeypatch.setattr(jax, "process_index", lambda: index)
+    on_process_0 = "bert_jax.train.evaluate_and_save.run_on_process_0"
+    monkeypatch.setattr(on_process_0, lambda start: start() if index == 0 else None)
     parts = types.SimpleNamespace(latest_valid_step=None)
     experiment = override(EXPERIMENT, ["train.logging.track=tensorboard"])
     hooks = make_hooks(experiment, tmp_path, 0, parts, parts, parts)  # pyright: ignore
