@@ -21,7 +21,6 @@ from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.models.config import check_token_id
 from bert_jax.models.encoder import EncoderConfig, EncoderDecoderConfig
 from bert_jax.models.heads.config import (
-    MultiLabelHead,
     TaskHead,
     class_labels,
     label_tokens_of,
@@ -263,11 +262,6 @@ class FineTuning(ObjectiveBase):
         if self.class_weights:
             _check_class_weights(self.class_weights, self.head)
         found = self.label_frequencies
-        if found and not isinstance(self.head, MultiLabelHead):
-            raise ConfigError(
-                f"objective.label_frequencies is {found}, but the head is a {head_type}; expected "
-                "()"
-            )
         is_valid = len(found) == len(class_labels(self.head)) and all(0 < x < 1 for x in found)
         if found and not is_valid:
             raise ConfigError(

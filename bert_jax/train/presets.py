@@ -173,7 +173,7 @@ def fine_tuning_experiment(
     )
 
 
-LONGEST_DEFAULT = 256
+MAX_DEFAULT_LENGTH = 256
 """The length up to which the usual length is raised for longer training examples. Memory grows with
 its square, and runs with other batch sizes should read the same texts."""
 
@@ -191,7 +191,7 @@ def _default_max_length(
       features_of_length: tokenizes the training examples with a maximum length.
       longest: the largest number of tokens that the model reads.
     """
-    longest = min(longest, LONGEST_DEFAULT)
+    longest = min(longest, MAX_DEFAULT_LENGTH)
     if longest <= usual or not features_of_length(usual).num_truncated:
         return usual
     needed = int(features_of_length(longest).lengths.max())
