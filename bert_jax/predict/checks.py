@@ -219,3 +219,8 @@ def _join_labels(labels: Sequence[str]) -> str:
     shown = ", ".join(repr(str(label)) for label in labels[:_MAX_SHOWN_LABELS])
     remaining = len(labels) - _MAX_SHOWN_LABELS
     return shown if remaining <= 0 else f"{shown} and {remaining:,} more"
+
+
+def shown_text(text: str) -> str:
+    """Returns a text in quotes for a message, cut to 60 characters."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -20,6 +20,7 @@ from bert_jax.predict.batches import (
     padded_batches,
     params_to_device,
 )
+from bert_jax.predict.checks import shown_text
 from bert_jax.pretrained.load import AnyModel, require_encoder, require_masked_lm, require_tokenizer
 
 
@@ -93,12 +94,12 @@ class FillMask:
             if tokenizer.mask_id not in sequence:
                 mask = tokenizer.special_tokens.mask
                 raise UserError(
-                    f"no {mask} in the text {_shorten(text)}; write {mask}, the mask token of this "
-                    "model, in place of each missing word"
+                    f"no {mask} in the text {shown_text(text)}; write {mask}, the mask token of "
+                    "this model, in place of each missing word"
                 )
             if len(sequence) > max_length:
                 raise UserError(
-                    f"the text {_shorten(text)} has {len(sequence)} tokens, this model reads "
+                    f"the text {shown_text(text)} has {len(sequence)} tokens, this model reads "
                     f"{max_length}; shorten it around its mask"
                 )
         outputs = compute_in_order(
@@ -160,7 +161,3 @@ def _mask_positions(is_mask: np.ndarray) -> np.ndarray:
         row_positions = np.flatnonzero(row_is_mask)
         row[: len(row_positions)] = row_positions
     return positions
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -31,7 +31,7 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.predict.batches import compute_in_order, padded_batches
-from bert_jax.pretrained.load import AnyModel
+from bert_jax.pretrained.load import AnyModel, require_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -455,17 +455,13 @@ class Generator:
                 f"{model.path} is an encoder, which has no decoder, so it cannot generate text; "
                 "expected T5 or BART; `bert-jax fill-mask` predicts tokens at masks"
             )
-        if model.tokenizer is None:
-            raise UserError(
-                f"{model.path} has no tokenizer files (tokenizer.json, spiece.model, or vocab.json "
-                "with merges.txt); copy those with which the model was trained into this folder"
-            )
-        _check_sizes(model, model.tokenizer, settings)
-        self._tokenizer, self._config, self._path = model.tokenizer, model.config, model.path
+        self._tokenizer = require_tokenizer(model)
+        _check_sizes(model, self._tokenizer, settings)
+        self._config, self._path = model.config, model.path
         self._settings, self._compute = settings, compute
         # The tokenizer's size and not the table's, whose rows are padded (32,128 rows for 32,100
         # tokens in T5).
-        self._rules = token_rules(model.config, model.tokenizer.vocab_size)
+        self._rules = token_rules(model.config, self._tokenizer.vocab_size)
         self._mesh = mesh
         if mesh is None:
             self._params: Mapping[str, Any] = jax.device_put(model.params)

@@ -18,6 +18,7 @@ from bert_jax.config.labeled_data import WindowPooling
 from bert_jax.config.train import LARGEST_BATCH_SIZE
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.loader import with_doubles
 from bert_jax.errors import check_range
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -92,10 +93,7 @@ class Predictor:
         self.num_truncated, self.labels = 0, self._processor.labels
         # Batches have the lengths of training, so that evaluation in a run and prediction compute
         # the same.
-        lengths = [*settings.bucket_lengths] or [self.max_length]
-        while 2 * lengths[-1] < self.max_length:  # longer than any text of the training
-            lengths.append(2 * lengths[-1])
-        shorter_lengths = [length for length in lengths if length < self.max_length]
+        shorter_lengths = with_doubles(settings.bucket_lengths, self.max_length)
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         part_names = ("encoder", *task_parts(head, model.config))
         self._params = params_to_device(model, part_names)

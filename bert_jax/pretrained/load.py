@@ -375,7 +375,7 @@ def require_single_task(model: LoadedModel, flag: str = "--task") -> None:
         )
 
 
-def require_tokenizer(model: LoadedModel) -> Tokenizer:
+def require_tokenizer(model: LoadedModel | LoadedSeq2Seq) -> Tokenizer:
     """Returns the tokenizer of a model; raises a UserError if its folder has none."""
     if model.tokenizer is None:
         raise UserError(

@@ -121,8 +121,7 @@ class Track:
 
     def write_final(self, results: Mapping[str, Any]) -> None:
         """Sends the numbers of evaluation.json."""
-        numbers = {name: value for name, value in _numbers(results)}
-        self._put(self._step, "final", numbers)
+        self._put(self._step, "final", dict(_numbers(results)))
 
     def close(self) -> None:
         """Waits until the values are sent, at most 30 seconds."""

@@ -1,9 +1,9 @@
 """Fits the temperature of a classifier, and divides its logits by it (Guo et al. 2017).
 
 A temperature changes probabilities, not their order, so the predicted class stays the same, except
-where the probabilities of several windows of a text are averaged. In a
-loaded model the last layer is divided by it, so that every format and reader has the calibrated
-probabilities without knowing of it.
+where the probabilities of several windows of a text are averaged. In a loaded model the last layer
+is divided by it, so that every format and reader has the calibrated probabilities without knowing
+of it.
 """
 
 import math

@@ -520,15 +520,17 @@ def sentence_embedding_experiment(
     if pooling is not None:
         base = dataclasses.replace(base, pooling=(pooling,))
     groups, longest = prepare_groups(read_text_groups(train), loss), loaded.config.max_length
+    # Each length is tokenized once: the default is often one that was tried to find it.
+    features_of_length = functools.cache(functools.partial(group_features, groups, tokenizer))
     has_default_length = max_length is None
     if max_length is None and base.max_seq_length is None:
         max_length = _default_max_length(
-            functools.partial(group_features, groups, tokenizer),
+            features_of_length,
             min(DEFAULT_MAX_LENGTH, longest),
             longest,
         )
     max_length = max_length or min(base.max_seq_length or longest, longest)
-    features = group_features(groups, tokenizer, max_length)
+    features = features_of_length(max_length)
     sizes = {"batch_size": batch_size, "seed": seed, "pad_id": tokenizer.pad_id}
     loader = make_loader(features, groups, loss, (max_length,), **sizes)
     lengths = features.lengths

@@ -59,6 +59,9 @@ logger = logging.getLogger(__name__)
 def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | None = None) -> int:
     """Trains `experiment` in the run folder `folder`, resuming from its newest valid checkpoint.
 
+    It is longer than other functions because it shows a whole run, in the order in which things
+    happen.
+
     Args:
       requested_checkpoint_dir: folder or gs:// path of the checkpoints; None: in `folder`.
 

@@ -22,13 +22,12 @@ ALL = "all"
 
 
 class MinimalPair(NamedTuple):
-    """Holds two sentences, of which the first is acceptable; with their place, for messages."""
+    """Holds two sentences, of which the first is acceptable, with their file and phenomenon."""
 
     good: str
     bad: str
     paradigm: str
     group: str
-    location: str
 
 
 BLIMP_GROUP = "linguistics_term"
@@ -95,7 +94,7 @@ def read_pairs(
                     f"{row.location}: both sentences are {good!r}; expected a minimal pair"
                 )
             group = ALL if group_column is None else cell_text(row, group_column, "group")
-            pairs.append(MinimalPair(good, bad, paradigm, group, row.location))
+            pairs.append(MinimalPair(good, bad, paradigm, group))
     if not pairs:
         raise UserError(f"{', '.join(files)}: no pairs; expected at least one")
     return pairs

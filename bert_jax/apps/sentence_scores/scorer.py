@@ -24,6 +24,7 @@ from bert_jax.predict.batches import (
     padded_batches,
     params_to_device,
 )
+from bert_jax.predict.checks import shown_text
 from bert_jax.pretrained.load import (
     AnyModel,
     LoadedModel,
@@ -32,7 +33,7 @@ from bert_jax.pretrained.load import (
     require_tokenizer,
 )
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
-from bert_jax.text.tokenizer import Encoding, Tokenizer
+from bert_jax.text.tokenizer import Encoding
 
 Masking = Literal["original", "within_word_l2r"]
 """What is masked when a masked LM predicts a token: the token (Salazar et al. 2020), or also the
@@ -91,9 +92,7 @@ class SentenceScorer:
         self._method: _Method
         if isinstance(model, LoadedSeq2Seq):
             self._method, config = "seq2seq", model.config
-            if model.tokenizer is None:
-                raise UserError(f"{model.path} has no tokenizer files; copy them into this folder")
-            self._tokenizer, self._pad_id = model.tokenizer, model.config.pad_token_id
+            self._tokenizer, self._pad_id = require_tokenizer(model), model.config.pad_token_id
             self._params: Any = jax.device_put(model.params)
             compute = functools.partial(seq2seq_log_probabilities, config=model.config)
         else:
@@ -116,11 +115,6 @@ class SentenceScorer:
         marked = self._tokenizer.build_inputs_with_special_tokens([-1])
         self._start = marked.tolist().index(-1)
         self._compute = jax.jit(functools.partial(compute, vocab_size=self._tokenizer.vocab_size))
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer of the model."""
-        return self._tokenizer
 
     @overload
     def __call__(self, texts: str) -> SentenceScore: ...
@@ -163,10 +157,9 @@ class SentenceScorer:
         ]
         for text, sequence in zip(texts, sequences, strict=True):
             if len(sequence) > self._max_length:
-                shown = text if len(text) <= 60 else f"{text[:57]}..."
                 raise UserError(
-                    f"the text {shown!r} has {len(sequence)} tokens with special tokens, but "
-                    f"{self._path} reads {self._max_length}; shorten it, or split it"
+                    f"the text {shown_text(text)} has {len(sequence)} tokens with special tokens, "
+                    f"but {self._path} reads {self._max_length}; shorten it, or split it"
                 )
         if self._method == "masked":
             values: list[np.ndarray] = []

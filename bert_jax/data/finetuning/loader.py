@@ -278,9 +278,15 @@ def fit_bucket_lengths(lengths: np.ndarray, max_length: int) -> tuple[int, ...]:
         if num_tokens([*chosen, best]) > (1 - _MIN_SAVING) * num_tokens(chosen):
             break
         chosen.append(best)
-    while chosen[0] < max_length:
-        chosen.insert(0, 2 * chosen[0])
-    return tuple(sorted(length for length in chosen if length < max_length))
+    return with_doubles(sorted(chosen), max_length)
+
+
+def with_doubles(lengths: Sequence[int], max_length: int) -> tuple[int, ...]:
+    """Returns ascending lengths and doubles of the last one, without those from `max_length` on."""
+    extended = [*lengths]
+    while extended and extended[-1] < max_length:
+        extended.append(2 * extended[-1])
+    return tuple(length for length in extended if length < max_length)
 
 
 def collate(

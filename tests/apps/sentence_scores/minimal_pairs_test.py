@@ -60,7 +60,7 @@ def blimp(tmp_path_factory) -> Path:
 
 
 def scored(credits: Sequence[float], paradigms: Sequence[str], groups: Sequence[str]) -> PairScores:
-    pairs = [MinimalPair("a", "b", p, g, "") for p, g in zip(paradigms, groups, strict=True)]
+    pairs = [MinimalPair("a", "b", p, g) for p, g in zip(paradigms, groups, strict=True)]
     good = [SentenceScore("a", ["a"], np.array([-1.0])) for _ in pairs]
     values = {1.0: -2.0, 0.0: -0.5, 0.5: -1.0}
     bad = [SentenceScore("b", ["b"], np.array([values[credit]])) for credit in credits]
@@ -127,10 +127,8 @@ def test_verb_scores_blimp_and_lists_published_systems(exported, blimp, tmp_path
 
 
 def test_published_means_of_groups_within_a_file(blimp):
-    pairs = [
-        MinimalPair("a", "b", uid, group, "") for uid, group in (("verbs", "x"), ("verbs", "y"))
-    ]
-    pairs.append(MinimalPair("a", "b", "nouns", "y", ""))
+    pairs = [MinimalPair("a", "b", uid, group) for uid, group in (("verbs", "x"), ("verbs", "y"))]
+    pairs.append(MinimalPair("a", "b", "nouns", "y"))
     found = read_published(str(blimp / "summary.json.jsonl"), pairs)["ngram"]
     assert found == pytest.approx({"x": 0.5, "y": 0.6, "all": 1.7 / 3})
 
@@ -180,8 +178,8 @@ def test_bad_inputs_are_explained(exported, blimp, tmp_path):
         read_pairs([str(tmp_path / "none.csv")], PairColumns())
     (tmp_path / "summary.jsonl").write_text('{"UID": "v", "linguistics_term": "x", "gpt2": "?"}\n')
     with pytest.raises(UserError, match=r"accuracy of 'gpt2' on v is '\?'; expected a number"):
-        read_published(str(tmp_path / "summary.jsonl"), [MinimalPair("a", "b", "v", "x", "")])
-    own = [MinimalPair("a", "b", "mine", "all", "")]
+        read_published(str(tmp_path / "summary.jsonl"), [MinimalPair("a", "b", "v", "x")])
+    own = [MinimalPair("a", "b", "mine", "all")]
     with pytest.raises(UserError, match=r"no results for mine; expected BLiMP's files, such as v"):
         read_published(str(blimp / "summary.json.jsonl"), own)
 
