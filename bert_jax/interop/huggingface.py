@@ -260,8 +260,8 @@ def read_folder(folder: Path, ignore: Sequence[str] = ()) -> ImportedModel:
       ignore: patterns of names of tensors that are not read, such as "cls.seq_relationship.*".
 
     Raises:
-      UserError: a file is missing or damaged, or of a model that is not supported; or no tensor has
-        a name to ignore.
+      UserError: a file is missing or damaged, or of a model that is not supported; or a pattern of
+        `ignore` matches no tensor.
     """
     config, head = read_config(folder / CONFIG)
     flat_params = _read_weights(folder, config, head, ignore)
@@ -274,8 +274,8 @@ def _read_weights(
     """Returns the parameters in a folder by path, float32.
 
     Raises:
-      UserError: no weights, damaged ones, tensors that the family does not have (named), or none to
-        ignore.
+      UserError: no weights, damaged ones, tensors that the family does not have (named), or a
+        pattern of `ignore` that matches none.
     """
     file = find_weights(folder)
     family_format = format_of(config)
@@ -283,9 +283,10 @@ def _read_weights(
     for pattern in ignore:
         names = fnmatch.filter(tensors, pattern)
         if not names:
+            hint = did_you_mean(pattern, tensors)
             raise UserError(
-                f"{file}: no tensor matches {pattern!r}, which is to be ignored; expected a name "
-                f"or a pattern such as 'cls.*'; {did_you_mean(pattern, tensors)}".removesuffix("; ")
+                f"{file}: no tensor matches the pattern to ignore, {pattern!r}; expected a name or "
+                f"a pattern such as 'cls.*'{hint and f'; {hint}'}"
             )
         for name in names:
             del tensors[name]

@@ -304,8 +304,9 @@ def remove_run(folder: Path, initial_model: str | None = None) -> None:
         )
     if external_dir := external_checkpoint_dir(folder):
         raise UserError(
-            f"--overwrite: the checkpoints of {folder} are in {external_dir}, so nothing was "
-            "removed; choose another run folder and --checkpoints, or remove both yourself"
+            f"--overwrite removes only the run folder, but the checkpoints of {folder} are in "
+            f"{external_dir}, so nothing was removed; choose another run folder and --checkpoints, "
+            "or remove both yourself"
         )
     with lock_run_folder(folder):
         for path in folder.iterdir():

@@ -2,7 +2,7 @@
 
 `Track` is the hook; `--track NAME`, or `train.logging.track`, adds it. The libraries read their
 settings and keys from their own environment variables and files (WANDB_MODE, MLFLOW_TRACKING_URI,
-`wandb login`, ...), so that no key is in a command or a log.
+`wandb login`, ...), so that keys never appear in commands or logs.
 """
 
 import importlib
@@ -31,10 +31,10 @@ from bert_jax.runs.run_folder import TRACKERS
 logger = logging.getLogger(__name__)
 
 PROJECT = "bert_jax"
-"""The project of wandb and trackio, and the experiment of MLflow, if their environment variables
-name none."""
+"""The project of wandb and trackio, and the experiment of MLflow; their environment variables may
+set another."""
 SECONDS_TO_FINISH = 30.0
-"""How long the end of a run waits for values that are still to be sent."""
+"""How long the end of a run waits for unsent metrics, in seconds."""
 _PACKAGES = {
     "wandb": "wandb",
     "trackio": "trackio",
@@ -54,7 +54,7 @@ class _Tracked(NamedTuple):
 
     Attributes:
       id: names the tracked run, so that a resumed run continues it.
-      log: sends {name: value} after some updates.
+      log: sends {name: value} for a step, the number of updates so far.
       finish: waits until all values are sent.
     """
 
@@ -66,17 +66,17 @@ class _Tracked(NamedTuple):
 class Track:
     """Sends what `MetricsLog` writes, and at the end the final evaluation, to a tracker.
 
-    A thread sends the values, because a server that does not answer must not delay a step. If it
-    fails, training goes on, with one warning.
+    A thread sends the values, because a server that does not answer must not delay a step. If
+    sending fails, one warning is logged and training continues.
 
     Args:
       name: the tracker.
-      folder: the run folder; trackers.json has the id of the tracked run.
+      folder: the run folder; trackers.json stores the id of the tracked run.
       config: the config of the run, as JSON data.
       every, resume_step, peak_flops: as in `MetricsLog`.
 
     Raises:
-      UserError: the tracker of a new run does not start. A resumed run goes on without it.
+      UserError: the tracker cannot start for a new run; a resumed run continues without it.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Track:
         except Exception as error:
             if not resume_step:
                 raise UserError(
-                    f"--track {name}: {_describe(error)}; repair this, or leave out --track: the "
-                    "metrics are in metrics.jsonl as well"
+                    f"--track {name}: {_describe(error)}; fix this, or leave out --track: metrics "
+                    "are saved in metrics.jsonl anyway"
                 ) from error
             self._warn(error)
             return
@@ -153,8 +153,8 @@ class Track:
     def _warn(self, error: Exception) -> None:
         if not self._has_failed:
             logger.warning(
-                "warning: %s does not get all values: %s; training goes on, and metrics.jsonl has "
-                "them",
+                "warning: some or all metrics did not reach %s: %s; the run is not affected, and "
+                "metrics.jsonl and evaluation.json have them",
                 self._name,
                 _describe(error),
             )
@@ -162,7 +162,7 @@ class Track:
 
 
 def _numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the numbers of nested results with the keys on the way, as in "dev/f1_at_0.5"."""
+    """Yields the numbers of nested results named by their path of keys, as in "dev/f1_at_0.5"."""
     for name, value in results.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}/")
@@ -171,7 +171,7 @@ def _numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _describe(error: Exception) -> str:
-    """Returns the first line of an error, without a password in an address."""
+    """Returns the first line of an error, without credentials in a URL."""
     first_line = (str(error).splitlines() or [""])[0]
     return re.sub(r"//[^/@\s]*@", "//", f"{type(error).__name__}: {first_line}")
 

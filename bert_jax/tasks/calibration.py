@@ -1,9 +1,9 @@
 """Fits the temperature of a classifier, and divides its logits by it (Guo et al. 2017).
 
-A temperature changes probabilities, not their order, so the predicted class stays the same, except
-where the probabilities of several windows of a text are averaged. In a loaded model the last layer
-is divided by it, so that every format and reader has the calibrated probabilities without knowing
-of it.
+Dividing by a temperature changes the probabilities of an example but not their order, so the
+predicted class stays the same, except where probabilities of windows are averaged. When a model is
+loaded, its last layer is divided by the temperature, so every export format has the calibrated
+probabilities without further code.
 """
 
 import math
@@ -18,16 +18,16 @@ from bert_jax.models.heads.config import TaskHead
 from bert_jax.tasks.base import SequenceOutputs
 
 LARGEST_TEMPERATURE = 100.0
-"""The temperature is searched from the inverse of this number to this number."""
+"""The temperature x is searched in [1 / LARGEST_TEMPERATURE, LARGEST_TEMPERATURE]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedHead:
-    """Holds a head with what was chosen on dev after training.
+    """Holds a head with the values that were fitted on dev after training.
 
     Attributes:
       head: the head, with thresholds if some were chosen.
-      temperature: what divides the logits of the trained parameters; 1 without calibration.
+      temperature: the number that divides the trained logits; 1 if not calibrated.
     """
 
     head: TaskHead
@@ -35,10 +35,10 @@ class FittedHead:
 
 
 def fit_temperature(mean_loss: Callable[[float], float]) -> float:
-    """Returns the temperature with the lowest loss; 1 if there is no lowest one.
+    """Returns the temperature that minimizes the loss; 1 if the loss has no minimum.
 
-    There is none if every label is predicted right, where a smaller temperature is always better,
-    or if the probabilities tell less than none, where a larger one is.
+    It has none if every prediction is correct, so that it keeps falling toward temperature 0, or if
+    the logits are no better than chance, so that it keeps falling as the temperature grows.
 
     Args:
       mean_loss: the negative log-likelihood of a labeled split as a function of the temperature.
@@ -56,10 +56,10 @@ def fit_temperature(mean_loss: Callable[[float], float]) -> float:
 
 
 def divide_outputs(outputs: SequenceOutputs, temperature: float) -> SequenceOutputs:
-    """Returns the outputs of a head divided by a temperature, float64; unchanged for 1."""
+    """Divides the outputs of a head by a temperature, as float64; returns them unchanged for 1."""
     if temperature == 1:
         return outputs
-    # In float64, because the loss changes by less than its rounding in float32 near the minimum.
+    # float64: near the minimum, differences of the loss are below the precision of float32.
     return {
         name: [each.astype(np.float64) / temperature for each in rows]
         for name, rows in outputs.items()
@@ -67,7 +67,7 @@ def divide_outputs(outputs: SequenceOutputs, temperature: float) -> SequenceOutp
 
 
 def divide_last_layer(params: Mapping[str, Any], temperature: float) -> dict[str, Any]:
-    """Returns the parameters of a model whose classifier gives logits divided by a temperature."""
+    """Returns the parameters with the last layer of the classifier divided by a temperature."""
     classifier = params["classifier"]
     layer = classifier.get("out_proj", classifier)
     divided = {name: np.asarray(leaf) / np.float32(temperature) for name, leaf in layer.items()}

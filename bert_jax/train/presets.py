@@ -225,13 +225,14 @@ def _log_lengths(
 ) -> None:
     """Logs a default maximum length, and the lengths of batches up to that of the longest text."""
     longest = int(lengths.max(initial=0))
-    found = f"the longest training example has {longest}"
+    found = f"longest training example: {longest}"
     if num_truncated:
         found = f"{num_truncated:,} training examples are longer"
     shorter = [str(length) for length in bucket_lengths if length < longest]
     needed = next((length for length in bucket_lengths if length >= longest), max_length)
     logger.info(
-        "maximum length: %d tokens (%s); batches are padded to %s; --max-length changes it",
+        "maximum length: %d tokens (%s); training batches are padded to %s tokens; change the "
+        "maximum with --max-length",
         max_length,
         found,
         f"{', '.join(shorter)} or {needed}" if shorter else needed,

@@ -92,7 +92,7 @@ def test_failing_tracker_is_one_warning_without_passwords(tmp_path, monkeypatch,
     monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)
     track("wandb", tmp_path, range(1, 4))
     (record,) = caplog.records
-    assert "wandb does not get all values: OSError: https://server/api is down" in caplog.text
+    assert "metrics did not reach wandb: OSError: https://server/api is down" in caplog.text
     assert record.levelname == "WARNING" and "secret" not in caplog.text
 
 
@@ -114,7 +114,7 @@ def test_only_a_new_run_needs_a_tracker_that_starts(tmp_path, monkeypatch):
         raise RuntimeError("no login\nlong explanation")
 
     use(monkeypatch, start)
-    with pytest.raises(UserError, match=r"--track wandb: RuntimeError: no login; repair this"):
+    with pytest.raises(UserError, match=r"--track wandb: RuntimeError: no login; fix this"):
         track("wandb", tmp_path, [1])
     track("wandb", tmp_path, [5], resume_step=4)
     assert not (tmp_path / "trackers.json").exists()

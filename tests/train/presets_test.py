@@ -117,10 +117,10 @@ def test_default_length_is_logged(long_model, tmp_path, caplog):
     fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=1)
     fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=1, max_length=64)
     assert caplog.messages == [
-        "maximum length: 128 tokens (the longest training example has 45); batches are padded to 8 "
-        "or 48; --max-length changes it",
-        "maximum length: 256 tokens (2 training examples are longer); batches are padded to 8 or "
-        "256; --max-length changes it",
+        "maximum length: 128 tokens (longest training example: 45); training batches are padded to "
+        "8 or 48 tokens; change the maximum with --max-length",
+        "maximum length: 256 tokens (2 training examples are longer); training batches are padded "
+        "to 8 or 256 tokens; change the maximum with --max-length",
     ]
 
 

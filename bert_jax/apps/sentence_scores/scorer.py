@@ -36,14 +36,14 @@ from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Encoding
 
 Masking = Literal["original", "within_word_l2r"]
-"""What is masked when a masked LM predicts a token: the token (Salazar et al. 2020), or also the
-later tokens of its word (Kauf and Ivanova 2023), which otherwise give a rare word away."""
+"""Which tokens a masked LM does not see when it predicts one: that token (Salazar et al. 2020), or
+also the later tokens of its word, which would give a rare word away (Kauf and Ivanova 2023)."""
 MASKINGS: tuple[Masking, ...] = get_args(Masking)
 
 _Method = Literal["masked", "replaced", "seq2seq"]
 _TEXTS_AT_ONCE = 1024
 _TOKENS_AT_ONCE = 1 << 20
-"""A masked LM reads a text once for each token, so the rows of all texts would fill the memory."""
+"""A masked LM needs a row for each token of a text, so at most this many tokens are in a group."""
 
 
 class SentenceScore(NamedTuple):
@@ -70,20 +70,20 @@ class SentenceScorer:
 
     masked LM            log P(token | the other tokens); the sum is the pseudo-log-likelihood
     encoder-decoder      log P(token | the tokens before it, an empty source)
-    ELECTRA, DeBERTa 3   log P(token is original | all tokens), by the discriminator
+    ELECTRA, DeBERTa-v3  log P(token is original | all tokens), by the discriminator
 
-    The special tokens around a text are read, but have no score. Probabilities are over the
-    vocabulary of the tokenizer.
+    The special tokens around a text are part of the input, but are not scored. The first two kinds
+    of probabilities are over the vocabulary of the tokenizer, without padding of the table.
     """
 
     def __init__(self, model: AnyModel, *, masking: Masking = "original"):
         """Copies the parameters to the device.
 
         Args:
-          masking: what a masked LM does not read when it predicts a token.
+          masking: which tokens are hidden from a masked LM.
 
         Raises:
-          ConfigError: there is no such masking, or the model is no masked LM and has one.
+          ConfigError: the masking is unknown, or not "original" for a model that is no masked LM.
           UserError: the model has no tokenizer or no head that gives a token a probability.
         """
         if masking not in MASKINGS:
@@ -102,18 +102,20 @@ class SentenceScorer:
             self._method, parts = _method_of(encoder)
             self._params = params_to_device(encoder, parts)
             function = (
-                masked_log_probabilities if self._method == "masked" else original_log_probabilities
+                masked_log_probabilities
+                if self._method == "masked"
+                else not_replaced_log_probabilities
             )
             compute = functools.partial(function, config=encoder.config)
         if self._method != "masked" and masking != "original":
             raise ConfigError(
                 f"masking is {masking!r}, but {model.path} is not a masked language model; "
-                "remove the masking"
+                "leave out masking"
             )
         self._path, self._max_length = model.path, config.max_length
         # The number of special tokens before a text: one in most families, none in T5.
         marked = self._tokenizer.build_inputs_with_special_tokens([-1])
-        self._start = marked.tolist().index(-1)
+        self._num_prefix_tokens = marked.tolist().index(-1)
         self._compute = jax.jit(functools.partial(compute, vocab_size=self._tokenizer.vocab_size))
 
     @overload
@@ -134,7 +136,7 @@ class SentenceScorer:
         """Scores one text, or each text of a list.
 
         Args:
-          on_progress: called with the number of texts that are finished, once in a while.
+          on_progress: called with the number of texts scored so far, after each group of 1,024.
 
         Raises:
           UserError: a text is longer than the model allows.
@@ -159,14 +161,14 @@ class SentenceScorer:
             if len(sequence) > self._max_length:
                 raise UserError(
                     f"the text {shown_text(text)} has {len(sequence)} tokens with special tokens, "
-                    f"but {self._path} reads {self._max_length}; shorten it, or split it"
+                    f"but {self._path} reads {self._max_length}; shorten or split it"
                 )
         if self._method == "masked":
             values: list[np.ndarray] = []
             for start, end in _groups([len(sequence) ** 2 for sequence in sequences]):
                 values += self._score_masked(sequences[start:end], encodings[start:end])
         else:
-            values = self._score_whole(sequences, encodings)
+            values = self._score_unmasked(sequences, encodings)
         tokens = self._tokenizer.id_to_token
         return [
             SentenceScore(text, [tokens(token_id) for token_id in encoding.ids], value)
@@ -176,7 +178,7 @@ class SentenceScorer:
     def _score_masked(
         self, sequences: list[list[int]], encodings: Sequence[Encoding]
     ) -> list[np.ndarray]:
-        """Computes a row for each token, in which it is masked."""
+        """Scores each token in a row of its own, in which it is masked."""
         rows: list[list[int]] = []
         positions: list[int] = []
         targets: list[int] = []
@@ -184,9 +186,9 @@ class SentenceScorer:
             for index, token_id in enumerate(encoding.ids):
                 row = list(sequence)
                 for masked in self._masked_tokens(encoding, index):
-                    row[self._start + masked] = self._tokenizer.mask_id
+                    row[self._num_prefix_tokens + masked] = self._tokenizer.mask_id
                 rows.append(row)
-                positions.append(self._start + index)
+                positions.append(self._num_prefix_tokens + index)
                 targets.append(token_id)
         extra = {"positions": np.array(positions), "targets": np.array(targets)}
         outputs = self._run(rows, extra).get("log_probabilities", [])
@@ -200,13 +202,13 @@ class SentenceScorer:
         later = range(predicted, len(encoding.ids))
         return [index for index in later if encoding.word_ids[index] == word]
 
-    def _score_whole(
+    def _score_unmasked(
         self, sequences: list[list[int]], encodings: Sequence[Encoding]
     ) -> list[np.ndarray]:
-        """Computes all tokens of a text at once."""
+        """Scores all tokens of a text in one pass."""
         outputs = self._run(sequences, {}).get("log_probabilities", [])
         return [
-            values[self._start : self._start + len(encoding.ids)]
+            values[self._num_prefix_tokens : self._num_prefix_tokens + len(encoding.ids)]
             for values, encoding in zip(outputs, encodings, strict=True)
         ]
 
@@ -265,7 +267,7 @@ def masked_log_probabilities(
     return {"log_probabilities": _at(log_probabilities, batch["targets"])}
 
 
-def original_log_probabilities(
+def not_replaced_log_probabilities(
     params: Mapping[str, Any],
     batch: Mapping[str, jax.Array],
     *,
@@ -291,7 +293,7 @@ def seq2seq_log_probabilities(
 
     Args:
       batch: the texts as targets, with their special tokens.
-      source: int32 [S], which the encoder reads for each of them.
+      source: int32 [S], the input of the encoder for all texts.
     """
     model = build_encoder_decoder_network(config, ComputeConfig()).merge(dict(params))
     targets = batch["input_ids"]

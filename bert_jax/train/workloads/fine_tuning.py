@@ -323,9 +323,9 @@ def _log_calibration(
 ) -> None:
     if fitted.temperature == 1:
         logger.warning(
-            "warning: no temperature gives dev the lowest loss (every label is predicted right, or "
-            "worse than by chance), so the probabilities are not calibrated; more examples in dev "
-            "may have one"
+            "warning: no temperature could be fitted on dev: its loss has no minimum (every "
+            "prediction is correct, or the logits are no better than chance), so probabilities are "
+            "not calibrated; a larger dev set may help"
         )
     else:
         logger.info(

@@ -110,7 +110,7 @@ def test_verb_scores_blimp_and_lists_published_systems(exported, blimp, tmp_path
     lines = [line.split() for line in streams.out.splitlines()]
     assert [line[0] for line in lines] == ["accuracy", "agreement", "islands", "all"]
     assert [line[-1] for line in lines] == ["ngram", "60.0", "10.0", "43.3"]
-    assert "2 of 8 pairs have sentences of different numbers of tokens" in streams.err
+    assert "in 2 of 8 pairs, the sentences have different numbers of tokens" in streams.err
     result = json.loads(output.read_text())
     assert result["groups"]["agreement"]["pairs"] == 7
 

@@ -91,8 +91,8 @@ def run(args: Arguments) -> None:
     _print_table(header, cells)
     if unequal := scores.num_unequal():
         logger.info(
-            "note: %s of %s pairs have sentences of different numbers of tokens; the sum of "
-            "log-probabilities prefers the shorter one",
+            "note: in %s of %s pairs, the sentences have different numbers of tokens; the sum of "
+            "log-probabilities favors the shorter one",
             f"{unequal:,}",
             f"{len(pairs):,}",
         )
