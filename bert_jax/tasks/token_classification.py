@@ -1,7 +1,7 @@
 """Defines the kind "token_classification": an IOB2 tag for each word, as in named entities."""
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -112,7 +112,9 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         """Tokenizes words; each word is predicted in the window that gives it most context."""
         max_length = options.max_length
         label_to_id = make_label_lookup(labels)
-        tokens_by_word = _tokenize_words(examples, tokenizer)
+        tokens_by_word = tokenize_words(
+            (word for example in examples for word in example.words), tokenizer
+        )
         window_length = max_length - tokenizer.template.num_single_special_tokens
         # An overlap of a whole window would never reach the next token.
         window_overlap = min(options.window_overlap, window_length // 2)
@@ -329,12 +331,10 @@ def _to_character_offsets(
     return {**entity, "start": start, "end": end, "text": text[start:end]}
 
 
-def _tokenize_words(
-    examples: Sequence[TaggedExample], tokenizer: Tokenizer
-) -> dict[str, np.ndarray]:
-    """Returns the token ids of each word, at least one."""
+def tokenize_words(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Returns the token ids of each different word, at least one; special tokens are not added."""
     # Words repeat often, so each different one is tokenized once.
-    words = list(dict.fromkeys(word for example in examples for word in example.words))
+    words = list(dict.fromkeys(words))
     # Byte-level BPE encodes a word within a text with the space before it.
     space = " " if tokenizer.kind == "bpe" else ""
     # A word of control characters only has no token, but its tag still needs a position.

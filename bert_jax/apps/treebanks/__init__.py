@@ -1,0 +1,1 @@
+"""Words of treebanks, their annotations and their features."""
