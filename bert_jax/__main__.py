@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bert_jax.apps.attributions import cli as attribute
 from bert_jax.apps.curate.cli import curate, curate_classifier, curate_ngrams
 from bert_jax.apps.plan import cli as plan
 from bert_jax.apps.quickstart import cli as quickstart
@@ -33,6 +34,7 @@ from bert_jax.apps.search.cli import index as search_index
 from bert_jax.apps.search.cli import query as search_query
 from bert_jax.apps.sentence_scores.cli import minimal_pairs, score
 from bert_jax.apps.serve import cli as serve
+from bert_jax.apps.similarity import cli as cka
 from bert_jax.apps.simulate import cli as simulate
 from bert_jax.apps.static_embeddings import cli as distill_static
 from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
@@ -98,6 +100,8 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
     "hand over": {"export": export, "convert": convert, "distill-static": distill_static},
     "study": {
         "minimal-pairs": minimal_pairs,
+        "attribute": attribute,
+        "cka": cka,
         "baselines": baselines,
         "glue": glue,
         "few-shot": few_shot,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_jax.report.heat_map import shade
 from bert_jax.report.html import (
     card,
     details,
@@ -106,7 +107,6 @@ MAX_CLASSES = 20
 """Largest number of classes for a confusion matrix; with more, a list shows the top errors."""
 
 _NUM_OPEN_ERRORS = 5  # a click shows the others
-_CORRECT_RGB, _WRONG_RGB = "var(--right)", "var(--wrong)"  # shades of the confusion matrix
 
 
 def report_sections(analysis: Analysis) -> str:
@@ -253,9 +253,8 @@ def _confusion_table(labels: Sequence[str], confusions: Sequence[Sequence[int]])
 
 def _shaded_cell(count: int, total: int, is_correct: bool) -> str:
     fraction = count / total if total else 0.0
-    color = f"rgba({_CORRECT_RGB if is_correct else _WRONG_RGB},{0.5 * fraction:.2f})"
     percent = f" <small>{100 * fraction:.0f}%</small>" if count else ""
-    return f'<td style="background:{color}">{count:,}{percent}</td>'
+    return f'<td style="{shade(fraction if is_correct else -fraction)}">{count:,}{percent}</td>'
 
 
 def _calibration(calibration: Mapping[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""Compares the hidden states of layers, checkpoints and models."""
