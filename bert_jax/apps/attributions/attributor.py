@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from bert_jax.config.objectives import FineTuning
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import collate
 from bert_jax.errors import ConfigError, UserError, check_range, did_you_mean
 from bert_jax.models.heads.config import task_parts
+from bert_jax.models.layers.embeddings import GivenEmbeddings
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batches import (
     MIN_LENGTH,
@@ -254,18 +254,6 @@ def _groups(count: int, length: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-class _GivenEmbeddings(nnx.Module):
-    """Stands for the word embeddings of an encoder: returns given vectors for any ids."""
-
-    def __init__(self, vectors_BLE: jax.Array, table: Any):
-        self.vectors = nnx.data(vectors_BLE)
-        self.embedding = table
-
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        del ids
-        return self.vectors
-
-
 def _outputs(
     objective: FineTuningObjective,
     params: Mapping[str, Any],
@@ -277,7 +265,7 @@ def _outputs(
     embeddings = network.encoder.embeddings
     # The ids still give positions, global attention and the mask of a prompt.
     table = embeddings.word_embeddings.embedding
-    embeddings.word_embeddings = _GivenEmbeddings(embeddings_BLE, table)
+    embeddings.word_embeddings = GivenEmbeddings(embeddings_BLE, table)
     rows = len(embeddings_BLE)
     repeated = {name: jnp.repeat(field, rows, axis=0) for name, field in batch.items()}
     return objective.head_outputs(network, repeated, None)

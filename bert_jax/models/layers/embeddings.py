@@ -109,6 +109,23 @@ class Embeddings(nnx.Module):
         return embedding_lookup(table, position_ids)
 
 
+class GivenEmbeddings(nnx.Module):
+    """Takes the place of the word embeddings of an encoder, to differentiate by their values.
+
+    Attributes:
+      vectors: what is returned for any ids, float32 [B, L, E].
+      embedding: the table, which heads read.
+    """
+
+    def __init__(self, vectors_BLE: jax.Array, embedding: nnx.Param[jax.Array]):
+        self.vectors, self.embedding = nnx.data(vectors_BLE), embedding
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Returns the vectors."""
+        del ids  # other parts of the encoder read positions from them
+        return self.vectors
+
+
 def padding_offset_positions(
     input_ids: jax.Array, position_ids: jax.Array | None, positions: PaddingOffsetPositions
 ) -> jax.Array:
