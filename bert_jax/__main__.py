@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bert_jax.apps.attention_heads.cli import heads
 from bert_jax.apps.attributions import cli as attribute
 from bert_jax.apps.curate.cli import curate, curate_classifier, curate_ngrams
 from bert_jax.apps.plan import cli as plan
@@ -102,6 +103,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "minimal-pairs": minimal_pairs,
         "attribute": attribute,
         "cka": cka,
+        "heads": heads,
         "baselines": baselines,
         "glue": glue,
         "few-shot": few_shot,

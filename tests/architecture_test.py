@@ -42,6 +42,8 @@ LAYERS: tuple[set[str], ...] = (
 APPS_THAT_USE_OTHERS = {
     # It is a tour of the product: it curates its corpus and compares its model with n-grams.
     "quickstart": {"curate", "studies"},
+    # Relations between words are those of a treebank.
+    "attention_heads": {"treebanks"},
 }
 MAX_TOP_LEVEL = 23  # packages and modules directly in bert_jax/, which a reader sees first
 

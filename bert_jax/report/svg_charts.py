@@ -54,6 +54,7 @@ def line_chart(
     title: str,
     format_y: Callable[[float], str] = lambda y: f"{y:.4g}",
     phases: Sequence[Phase] = (),
+    x_name: str = "update",
 ) -> str:
     """Returns an SVG element with the lines, axes, a grid and, for several lines, a legend.
 
@@ -64,6 +65,7 @@ def line_chart(
       title: the beginning of the description for screen readers.
       format_y: formats a y value as text.
       phases: parts of the x axis, with a dashed line between one and the next.
+      x_name: what the numbers of the x axis count.
     """
     series = [curve for curve in series if curve.points]
     if not series:
@@ -80,14 +82,14 @@ def line_chart(
         low_y=ticks_y[0],
         high_y=ticks_y[-1],
     )
-    parts = [area.axes(ticks_x, ticks_y, "update", lambda x: f"{x:,.0f}", format_y)]
+    parts = [area.axes(ticks_x, ticks_y, x_name, lambda x: f"{x:,.0f}", format_y)]
     parts += [_render_phase(phase, area) for phase in phases if len(phases) > 1]
     for index, curve in enumerate(series):
         parts.append(_render_curve(curve, index, area))
-    parts += _hover_columns(series, area, format_y)
+    parts += _hover_columns(series, area, format_y, x_name)
     description = "; ".join(
         f"{curve.label} from {format_y(curve.points[0][1])} to {format_y(curve.points[-1][1])} "
-        f"at update {curve.points[-1][0]:,.0f}"
+        f"at {x_name} {curve.points[-1][0]:,.0f}"
         for curve in series
     )
     has_legend = len(series) > 1 or series[0].dots
@@ -247,7 +249,7 @@ def _render_curve(curve: Series, index: int, area: PlotArea) -> str:
 
 
 def _hover_columns(
-    series: Sequence[Series], area: PlotArea, format_y: Callable[[float], str]
+    series: Sequence[Series], area: PlotArea, format_y: Callable[[float], str], x_name: str
 ) -> list[str]:
     """Returns columns that cover the chart; each has a tooltip with the values in its middle."""
     xs_of_curve = [[x for x, _ in curve.points] for curve in series]
@@ -260,9 +262,9 @@ def _hover_columns(
         for curve, xs in zip(series, xs_of_curve, strict=True):
             if near := curve.points[bisect_left(xs, low) : bisect_right(xs, high)]:
                 nearest_x, y = min(near, key=lambda point: abs(point[0] - x))
-                remark = "" if nearest_x == x else f" (update {nearest_x:,.0f})"
+                remark = "" if nearest_x == x else f" ({x_name} {nearest_x:,.0f})"
                 values.append(f"{curve.label}: {format_y(y)}{remark}")
-        tooltip = html.escape("\n".join([f"update {x:,.0f}", *values]))
+        tooltip = html.escape("\n".join([f"{x_name} {x:,.0f}", *values]))
         columns.append(
             f'<rect x="{area.x(low):.1f}" y="{_TOP}" class="hover" '
             f'width="{area.x(high) - area.x(low):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'

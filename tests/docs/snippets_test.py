@@ -284,12 +284,12 @@ def test_page_on_scores_of_sentences(exported):
     assert len(Path("scores.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.slow  # tests/apps/attributions and similarity use the same functions
+@pytest.mark.slow  # tests/apps/ of these verbs use the same functions
 def test_page_on_looking_inside(exported):
     head = SequenceClassificationHead(labels=("no", "yes"))
     export(small_model(exported.parent / "more words", head=head), Path("runs/reviews"))
     Path("texts.txt").write_text("The old man mends a net.\nThe sea.\n")
-    assert len(run_page(DOCS / "how_to/look_inside.md", make_short)) == 4
+    assert len(run_page(DOCS / "how_to/look_inside.md", make_short)) == 5
     assert Path("attributions/attributions.html").is_file() and Path("cka/cka.html").is_file()
 
 

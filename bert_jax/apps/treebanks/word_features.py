@@ -74,7 +74,7 @@ def encode_words(
 
 def fitting_sentences(model: LoadedModel, sentences: Sentences) -> list[int]:
     """Returns the indices of the sentences that are not longer than the model reads."""
-    sequences, _ = _tokenize(sentences, require_tokenizer(model))
+    sequences, _ = tokenize_sentences(sentences, require_tokenizer(model))
     return [i for i, ids in enumerate(sequences) if len(ids) <= model.config.max_length]
 
 
@@ -121,7 +121,7 @@ def look_up_words(file: str, sentences: Sentences) -> WordFeatures:
     return WordFeatures(("vectors",), np.stack(found)[None])
 
 
-def _tokenize(
+def tokenize_sentences(
     sentences: Sentences, tokenizer: Tokenizer
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     """Returns the ids of each sentence with special tokens, and its words' numbers of tokens."""
@@ -141,7 +141,7 @@ def _encode(
 ) -> np.ndarray:
     """Computes float32 [K, W, D], written to `file` while it is computed."""
     tokenizer, max_length = require_tokenizer(model), model.config.max_length
-    sequences, counts = _tokenize(sentences, tokenizer)
+    sequences, counts = tokenize_sentences(sentences, tokenizer)
     for sentence, ids in zip(sentences, sequences, strict=True):
         if len(ids) > max_length:
             raise UserError(

@@ -1,0 +1,1 @@
+"""Holds the verbs of attention heads: what they attend to, and which a task needs."""

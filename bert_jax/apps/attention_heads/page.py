@@ -1,0 +1,91 @@
+"""Renders the statistics of attention heads, and their importance, as pages that open offline."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.apps.attention_heads.relations import Relation
+from bert_jax.report.heat_map import heat_map
+from bert_jax.report.html import card, escape, html_page, section, table
+from bert_jax.report.svg_charts import PlotArea, svg
+
+RELATION_COLUMNS = (
+    "relation",
+    "words",
+    "best head",
+    "direction",
+    "accuracy",
+    "offset",
+    "accuracy of the offset",
+)
+
+
+def heads_page(
+    title: str,
+    description: str,
+    matrices: Mapping[str, np.ndarray],
+    positions: np.ndarray,
+    relations: Sequence[Relation],
+) -> str:
+    """Returns the page of `bert-jax heads`.
+
+    Args:
+      matrices: name of a statistic -> [N, H].
+      positions: the map of heads, [N x H, 2].
+      relations: none without a treebank.
+    """
+    num_heads = next(iter(matrices.values())).shape[1]
+    cards = "".join(card(head_table(values), title=name) for name, values in matrices.items())
+    map_card = card(
+        _map(positions, num_heads)
+        + "<p class='quiet'>A number is the layer of a head; heads that are near attend alike "
+        "(root of the Jensen-Shannon divergence).</p>",
+        title="Map of heads",
+    )
+    body = f"<h1>{escape(title)}</h1><p>{escape(description)}</p>{map_card}"
+    body += section("Relations", table(RELATION_COLUMNS, relation_rows(relations)))
+    return html_page(title, f"{body}<h2>Attention to</h2>{cards}")
+
+
+def head_table(values: np.ndarray, format_value: Any = lambda value: f"{value:.2f}") -> str:
+    """Returns a heat map of a number for each head, [N, H]; layers count from 1."""
+    return heat_map(
+        values,
+        [str(layer + 1) for layer in range(len(values))],
+        [str(head) for head in range(values.shape[1])],
+        corner="layer \\ head",
+        format_value=format_value,
+    )
+
+
+def relation_rows(relations: Sequence[Relation]) -> list[list[str]]:
+    """Returns the cells of `RELATION_COLUMNS`."""
+    return [
+        [
+            relation.name,
+            f"{relation.words:,}",
+            f"{relation.layer}-{relation.head}",
+            relation.direction,
+            f"{100 * relation.accuracy:.1f}",
+            f"{relation.offset:+d}",
+            f"{100 * relation.offset_accuracy:.1f}",
+        ]
+        for relation in relations
+    ]
+
+
+def _map(positions: np.ndarray, num_heads: int) -> str:
+    (low_x, low_y), (high_x, high_y) = positions.min(0).tolist(), positions.max(0).tolist()
+    area = PlotArea(
+        low_x=low_x, high_x=max(high_x, low_x + 1e-9), low_y=low_y, high_y=max(high_y, low_y + 1e-9)
+    )
+    parts = []
+    for index, (x, y) in enumerate(positions.tolist()):
+        layer, head = divmod(index, num_heads)
+        parts.append(
+            f'<text x="{area.x(x):.1f}" y="{area.y(y):.1f}" text-anchor="middle" '
+            f'style="fill:var(--line)" class="c{layer % 6}">{layer + 1}'
+            f"<title>layer {layer + 1}, head {head}</title></text>"
+        )
+    return svg("Map of heads: heads that attend alike are near each other", parts)
