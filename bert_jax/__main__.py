@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bert_jax.apps.attention_heads.cli import heads
+from bert_jax.apps.attention_heads.cli import head_importance, heads
 from bert_jax.apps.attributions import cli as attribute
 from bert_jax.apps.curate.cli import curate, curate_classifier, curate_ngrams
 from bert_jax.apps.plan import cli as plan
@@ -104,6 +104,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "attribute": attribute,
         "cka": cka,
         "heads": heads,
+        "head-importance": head_importance,
         "baselines": baselines,
         "glue": glue,
         "few-shot": few_shot,

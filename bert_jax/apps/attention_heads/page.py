@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.apps.attention_heads.importance import HeadImportance
 from bert_jax.apps.attention_heads.relations import Relation
 from bert_jax.report.heat_map import heat_map
 from bert_jax.report.html import card, escape, html_page, section, table
-from bert_jax.report.svg_charts import PlotArea, svg
+from bert_jax.report.svg_charts import PlotArea, Series, line_chart, svg
 
 RELATION_COLUMNS = (
     "relation",
@@ -73,6 +74,31 @@ def relation_rows(relations: Sequence[Relation]) -> list[list[str]]:
         ]
         for relation in relations
     ]
+
+
+def importance_page(title: str, description: str, found: HeadImportance) -> str:
+    """Returns the page of `bert-jax head-importance`; `description` names the examples."""
+    series = [
+        Series(label=f"by {name}", points=curve, dots=True) for name, curve in found.curves.items()
+    ]
+    chart = line_chart(series, title=found.metric, x_name="removed heads")
+    body = (
+        f"<h1>{escape(title)}</h1><p>{escape(description)}. {escape(found.metric)} with all heads: "
+        f"{found.value:.4f}.</p>"
+    )
+    body += card(chart, title=f"{found.metric} while heads are removed, least important first")
+    gradient_note = "Mean |d loss / d mask|, divided by the norm of the layer."
+    body += card(f"<p>{gradient_note}</p>{head_table(found.gradient)}", title="By gradient")
+    ablation = head_table(found.ablation, lambda value: f"{value:+.4f}")
+    note = f"{found.metric} with all heads minus {found.metric} without this one."
+    return html_page(title, body + card(f"<p>{escape(note)}</p>{ablation}", title="By ablation"))
+
+
+def strongest_heads(values: np.ndarray) -> list[str]:
+    """Returns four cells: the mean over all heads, and the three heads with the largest values."""
+    heads = [divmod(int(index), values.shape[1]) for index in values.ravel().argsort()[::-1][:3]]
+    shown = [f"{layer + 1}-{head} ({values[layer, head]:.3f})" for layer, head in heads]
+    return [f"{values.mean():.3f}", *shown, *[""] * (3 - len(shown))]
 
 
 def _map(positions: np.ndarray, num_heads: int) -> str:

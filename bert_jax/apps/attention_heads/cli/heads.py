@@ -75,7 +75,12 @@ def run(args: Arguments) -> None:
     """Prints which heads attend most to each kind of token, and the best head of each relation."""
     from tqdm import tqdm
 
-    from bert_jax.apps.attention_heads.page import RELATION_COLUMNS, heads_page, relation_rows
+    from bert_jax.apps.attention_heads.page import (
+        RELATION_COLUMNS,
+        heads_page,
+        relation_rows,
+        strongest_heads,
+    )
     from bert_jax.apps.attention_heads.relations import Relation, best_heads
     from bert_jax.apps.attention_heads.statistics import describe_heads, head_distances, head_map
     from bert_jax.apps.treebanks.conllu import read_treebank
@@ -91,7 +96,7 @@ def run(args: Arguments) -> None:
     with tqdm(desc="attention", unit=" texts", disable=None) as bar:
         statistics = describe_heads(model, _texts(args, sentences), on_progress=bar.update)
     matrices = {**statistics.attention, "entropy": statistics.entropy}
-    rows = [[name, *_strongest(values)] for name, values in matrices.items()]
+    rows = [[name, *strongest_heads(values)] for name, values in matrices.items()]
     print(format_table(["attention to", "mean", "strongest heads", "", ""], rows), flush=True)
     relations: list[Relation] = []
     if sentences:
@@ -126,10 +131,3 @@ def _texts(args: Arguments, sentences: "Sequence[TreebankSentence]") -> Iterator
         yield from text_groups(args)
     else:
         yield [" ".join(sentence.words) for sentence in sentences]
-
-
-def _strongest(values: Any) -> list[str]:
-    """Returns the mean over all heads, and the three heads with the largest values."""
-    heads = [divmod(int(index), values.shape[1]) for index in values.ravel().argsort()[::-1][:3]]
-    shown = [f"{layer + 1}-{head} ({values[layer, head]:.2f})" for layer, head in heads]
-    return [f"{values.mean():.2f}", *shown, *[""] * (3 - len(shown))]
