@@ -28,6 +28,7 @@ from bert_jax.apps.attention_heads.cli import head_importance, heads
 from bert_jax.apps.attributions import cli as attribute
 from bert_jax.apps.curate.cli import curate, curate_classifier, curate_ngrams
 from bert_jax.apps.plan import cli as plan
+from bert_jax.apps.probes import cli as probe
 from bert_jax.apps.quickstart import cli as quickstart
 from bert_jax.apps.search.cli import evaluate as search_evaluate
 from bert_jax.apps.search.cli import hard_negatives as search_hard_negatives
@@ -105,6 +106,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "cka": cka,
         "heads": heads,
         "head-importance": head_importance,
+        "probe": probe,
         "baselines": baselines,
         "glue": glue,
         "few-shot": few_shot,

@@ -44,6 +44,8 @@ APPS_THAT_USE_OTHERS = {
     "quickstart": {"curate", "studies"},
     # Relations between words are those of a treebank.
     "attention_heads": {"treebanks"},
+    # It reads treebanks, which other analyses of words read, too.
+    "probes": {"treebanks"},
 }
 MAX_TOP_LEVEL = 23  # packages and modules directly in bert_jax/, which a reader sees first
 
@@ -80,7 +82,12 @@ TENSORFLOW_FILES = {
 MAY_USE = {
     "jax": JAX_PACKAGES,
     "flax": {"params", "models", "objectives"},
-    "optax": {"train", "parallel"},
+    "optax": {
+        "train",
+        "parallel",
+        "apps/probes/early_stopping.py",
+        "apps/probes/training.py",
+    },
     "orbax": {"runs", "parallel", "train"},
     "grain": {"data"},
     "tensorflow": TENSORFLOW_FILES,

@@ -293,6 +293,10 @@ def test_page_on_looking_inside(exported):
     assert Path("attributions/attributions.html").is_file() and Path("cka/cka.html").is_file()
 
 
+def test_page_on_probes():
+    assert not run_page(DOCS / "how_to/probe.md", make_short)  # its commands need a treebank
+
+
 @pytest.mark.slow  # coming_from_test.py checks the flags and fields of the page
 def test_page_for_users_of_hugging_face(exported):
     rows = [(f"the man {n}", f"a net by the sea {n}") for n in range(16)]

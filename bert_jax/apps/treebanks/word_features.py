@@ -155,10 +155,9 @@ def _encode(
     else:
         values = np.lib.format.open_memmap(file, "w+", np.float32, shape)
     num_prefix_tokens = tokenizer.build_inputs_with_special_tokens([-1]).tolist().index(-1)
-    compute = jax.jit(functools.partial(_hidden_states, model.config))
     params = jax.device_put(model.params["encoder"])
     for indices, batch in padded_batches(sequences, pad_id=tokenizer.pad_id, max_length=max_length):
-        hidden_KBLD = np.asarray(compute(params, batch))
+        hidden_KBLD = np.asarray(_hidden_states(model.config, params, batch))
         for row, index in enumerate(indices):
             first = num_prefix_tokens + np.cumsum([0, *counts[index][:-1]])
             end = num_prefix_tokens + counts[index].sum()
@@ -173,6 +172,7 @@ def _encode(
     return values
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _hidden_states(
     config: EncoderConfig, params: Mapping[str, Any], batch: Mapping[str, jax.Array]
 ) -> jax.Array:

@@ -1,7 +1,6 @@
 """Runs `bert-jax minimal-pairs`: accuracy of a model on BLiMP and other minimal pairs."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +70,7 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.sentence_scores.scorer import SentenceScorer
     from bert_jax.io.atomic_io import write_json
     from bert_jax.pretrained.load import load_model
+    from bert_jax.report.text_table import format_table
     from bert_jax.text.files import expand_globs
 
     if args.output is not None and not Path(args.output).parent.is_dir():
@@ -88,7 +88,7 @@ def run(args: Arguments) -> None:
         [name, *_cells(accuracy), *(f"{100 * values[name]:.1f}" for values in published.values())]
         for name, accuracy in rows.items()
     ]
-    _print_table(header, cells)
+    print(format_table(header, cells), flush=True)
     if unequal := scores.num_unequal():
         logger.info(
             "note: in %s of %s pairs, the sentences have different numbers of tokens; the sum of "
@@ -111,10 +111,3 @@ def run(args: Arguments) -> None:
 def _cells(accuracy: "Accuracy") -> list[str]:
     value, low, high = (f"{100 * number:.1f}" for number in accuracy[:3])
     return [value, f"{low} to {high}", f"{accuracy.pairs:,}"]
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  ".join([row[0].ljust(widths[0]), *numbers]), flush=True)

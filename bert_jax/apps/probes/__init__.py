@@ -1,0 +1,1 @@
+"""Probes of encoders: which properties of words and sentences their layers show."""
