@@ -91,13 +91,14 @@ def find_weights(folder: Path) -> Path:
 
 
 def read_weights(file: Path) -> Tensors:
-    """Reads all tensors of a file that `find_weights` returned, by name.
+    """Reads all tensors of a file, or of the shards of an index, by name.
 
     Raises:
       UserError: a file is damaged; or, with an index, a shard is absent or outside of the folder,
         or the shards do not contain exactly the tensors of the index, each once.
     """
-    reader = _read_safetensors if file.name.startswith(WEIGHTS) else read_torch_file
+    is_safetensors = file.name.removesuffix(_INDEX_SUFFIX).endswith(".safetensors")
+    reader = _read_safetensors if is_safetensors else read_torch_file
     if not file.name.endswith(_INDEX_SUFFIX):
         return reader(file)
     return _read_shards(file, reader)

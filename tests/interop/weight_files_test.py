@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.apps.testing.models import random_parameters, small_config
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
+from bert_jax.interop.weight_files import read_weights
 
 INDEX = "model.safetensors.index.json"
 
@@ -166,3 +168,13 @@ def test_two_names_of_one_tensor_are_refused(folder):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"are both the tensor 'cls\.predictions\.bias'"):
         huggingface.read_folder(folder)
+
+
+def test_safetensors_of_any_name_is_read_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    tensors = {"lora_A.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    found = read_weights(tmp_path / "adapter_model.safetensors")
+    np.testing.assert_array_equal(found["lora_A.weight"], tensors["lora_A.weight"])

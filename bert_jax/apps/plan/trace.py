@@ -310,17 +310,18 @@ class Trace:
 
     def _run_body(self, time: int, op: _Op) -> None:
         """Traces the body of a scan: for the axes of its results, and for its peak memory."""
-        params, operands = op.equation.params, iter(op.inputs)
+        jaxpr, operands = op.equation.params["jaxpr"].jaxpr, iter(op.inputs)
         axes, backward = list[Axes](), list[bool]()
-        for index, var in enumerate(op.equation.invars):
+        for var, inner in zip(op.equation.invars, jaxpr.invars, strict=True):
+            # Each iteration reads a slice of it. jax 0.12 has no `num_consts` and `num_carry`.
+            is_stacked = len(var.aval.shape) > len(inner.aval.shape)
             operand = None if isinstance(var, core.Literal) else next(operands)
-            is_stacked = index >= params["num_consts"] + params["num_carry"]
             operand_axes = () if operand is None else self._axes[operand]
             axes.append(operand_axes[1:] if is_stacked else operand_axes)
             backward.append(operand is not None and self._backward[operand])
-        body = Trace(params["jaxpr"].jaxpr, axes, backward, self._num_sequences)
+        body = Trace(jaxpr, axes, backward, self._num_sequences)
         for index, (var, result) in enumerate(zip(op.outputs, body._outputs, strict=True)):
-            is_stacked = index >= params["num_carry"]
+            is_stacked = len(self._avals[var].shape) > len(jaxpr.outvars[index].aval.shape)
             self._axes[var] = (None,) * is_stacked + body._axes[result]
         self._inner.append((time, body))
 
