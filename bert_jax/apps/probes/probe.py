@@ -184,14 +184,13 @@ def probe(
             f"{', '.join(files.values())}: expected either treebanks, whose names end in .conllu, "
             "or files of CoNLL-2003"
         )
-    num_too_long = 0
+    num_too_long: dict[str, int] = {}
 
-    def choose(sentences: Sentences) -> list[int]:
+    def choose(split: str, sentences: Sentences) -> list[int]:
         """Returns the indices of the sentences to use."""
-        nonlocal num_too_long
         chosen = evenly_spaced(len(sentences), num_sentences)
         fitting = fitting_sentences(model, [sentences[index] for index in chosen])
-        num_too_long += len(chosen) - len(fitting)
+        num_too_long[split] = len(chosen) - len(fitting)
         return [chosen[index] for index in fitting]
 
     treebanks: dict[str, list[TreebankSentence]] = {}
@@ -201,22 +200,31 @@ def probe(
         check_names(names, known)
         for split in SPLITS:
             sentences = read_treebank(files[split])
-            chosen = choose([sentence.words for sentence in sentences])
+            chosen = choose(split, [sentence.words for sentence in sentences])
             treebanks[split] = [sentences[index] for index in chosen]
         made = treebank_tasks(treebanks, [name for name in names if name != STRUCTURE])
     else:
         names = tuple(tasks) or CONLL_TASKS
         check_names(names, CONLL_TASKS)
         made = conll_tasks(files, names, choose)
+    usable: list[ProbingTask] = []
+    for task in made:
+        try:
+            check_task(task)
+            usable.append(task)
+        except UserError as error:
+            if tasks:
+                raise
+            logger.info("note: %s; it is left out", error)
     seeds = range(num_seeds)
     return ProbeResults(
-        tasks=tuple(probe_task(task, sources, seeds, config or ProbeConfig()) for task in made),
+        tasks=tuple(probe_task(task, sources, seeds, config or ProbeConfig()) for task in usable),
         structure=probe_structure(
             treebanks, sources, seeds, structural_config or StructuralProbeConfig()
         )
         if STRUCTURE in names
         else None,
-        num_too_long=num_too_long,
+        num_too_long=sum(num_too_long.values()),
     )
 
 
@@ -242,14 +250,7 @@ def probe_task(
       UserError: there are fewer examples than classes, fewer than two classes, or features that
         are not finite.
     """
-    classes = task.classes()
-    counts = {split: len(task.splits[split].labels) for split in SPLITS}
-    if len(classes) < 2 or min(counts.values()) == 0:
-        raise UserError(
-            f"task {task.name}: {len(classes)} classes in train, and "
-            f"{' / '.join(map(str, counts.values()))} examples in {' / '.join(SPLITS)}; expected "
-            "at least two classes, and examples in each file"
-        )
+    check_task(task)
     results: dict[str, LayerResults] = {}
     for name, source in sources.items():
         logger.info("probing %s: %s", task.name, name)
@@ -257,11 +258,23 @@ def probe_task(
     return TaskResult(
         name=task.name,
         kind=task.kind,
-        num_classes=len(classes),
-        num_examples=counts,
+        num_classes=len(task.classes()),
+        num_examples={split: len(task.splits[split].labels) for split in SPLITS},
         majority=float((task.label_ids("test") == 0).mean()),
         sources=results,
     )
+
+
+def check_task(task: ProbingTask) -> None:
+    """Raises a UserError if a task has too few classes or examples for a probe."""
+    num_classes = len(task.classes())
+    counts = [len(task.splits[split].labels) for split in SPLITS]
+    if num_classes < 2 or counts[0] < num_classes or min(counts) == 0:
+        raise UserError(
+            f"task {task.name}: {num_classes} classes in train, and "
+            f"{' / '.join(map(str, counts))} examples in {' / '.join(SPLITS)}; expected at least "
+            "two classes, as many examples of train, and an example in each file"
+        )
 
 
 def pool_spans(values: np.ndarray, spans: np.ndarray) -> np.ndarray:

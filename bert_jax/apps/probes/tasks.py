@@ -119,12 +119,12 @@ def treebank_tasks(
 def conll_tasks(
     files: Mapping[str, str],
     names: Sequence[str],
-    choose: Callable[[Sentences], Sequence[int]],
+    choose: Callable[[str, Sentences], Sequence[int]],
 ) -> list[ProbingTask]:
     """Reads tasks from CoNLL-2003 files, whose last two columns are chunks and entities.
 
     Args:
-      choose: returns the indices of the sentences of a split to use.
+      choose: from a split and its sentences, the indices of those to use.
     """
     tasks = []
     for name in names:
@@ -135,7 +135,7 @@ def conll_tasks(
         splits: dict[str, Split] = {}
         for split in SPLITS:
             tagged = [each for each in read[split] if isinstance(each, TaggedExample)]
-            examples = [tagged[index] for index in choose([each.words for each in tagged])]
+            examples = [tagged[index] for index in choose(split, [each.words for each in tagged])]
             words = [example.words for example in examples]
             tags = [tag for example in examples for tag in example.tags or ()]
             splits[split] = _words(words, tags)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
+from bert_jax.apps.probes import probe as probe_module
 from bert_jax.apps.probes.probe import MODEL, RANDOM, VECTORS, probe_task
 from bert_jax.apps.probes.tasks import SPLITS, ProbingTask, Split
 from bert_jax.apps.probes.training import ProbeConfig
@@ -13,6 +14,8 @@ from bert_jax.apps.testing.models import small_model
 from bert_jax.apps.treebanks.word_features import WordFeatures
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
+from bert_jax.pretrained.load import load_encoder
+from tests.helpers.report_markup import Report
 
 UPOS = {"the": "DET", "old": "ADJ", "man": "NOUN", "sings": "VERB", ".": "PUNCT"}
 
@@ -67,7 +70,8 @@ def test_table_and_output(files, monkeypatch, capsys, tmp_path):
     assert results["structure"]["linear"]["uuas"] == pytest.approx(2 / 5, abs=0.2)
     assert len(results["structure"]["sources"][MODEL]["uuas"]) == 3
     page = (tmp_path / "new" / "out" / "probes.html").read_text()
-    assert page.count("<svg") == 5 and "selectivity" in page and "<script" not in page
+    assert page.count("<svg") == 5 and "selectivity" in page
+    assert Report(page).tables["Tasks", "Tasks"][0][1][:3] == ["upos", "5", "22.2"]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +87,18 @@ def test_table_and_output(files, monkeypatch, capsys, tmp_path):
 def test_wrong_input(files, monkeypatch, capsys, flags, code, message):
     assert run(files, monkeypatch, *flags) == code
     assert message in capsys.readouterr().err
+
+
+def test_tasks_of_one_class_are_left_out(files, monkeypatch, capsys):
+    monkeypatch.setattr(probe_module, "probe_task", lambda task, *_: task.name)
+    monkeypatch.setattr(probe_module, "probe_structure", lambda *_: None)
+    folder, *_ = files
+    splits = {split: f"{folder}/a.conllu" for split in SPLITS}
+    results = probe_module.probe(load_encoder(f"{folder}/model"), splits)
+    # All sentences have the same number of words in a bin, and no features.
+    assert {"upos", "deprel", "arc", "swapped-words"} <= set(results.tasks)
+    assert not {"xpos", "tense", "subject-number"} & set(results.tasks)
+    assert results.num_too_long == 3
 
 
 def test_features_that_are_not_finite():

@@ -129,7 +129,7 @@ def test_conll_files(tmp_path):
     for split in ("train", "dev", "test"):
         (tmp_path / split).write_text(text, "utf-8")
         files[split] = str(tmp_path / split)
-    chunk, entity = conll_tasks(files, ("chunk", "entity"), lambda sentences: [0])
+    chunk, entity = conll_tasks(files, ("chunk", "entity"), lambda split, sentences: [0])
     assert list(chunk.splits["dev"].labels) == ["B-NP", "B-VP"]
     assert list(entity.splits["dev"].labels) == ["B-ORG", "O"]
 
