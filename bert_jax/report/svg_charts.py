@@ -82,7 +82,8 @@ def line_chart(
         low_y=ticks_y[0],
         high_y=ticks_y[-1],
     )
-    parts = [area.axes(ticks_x, ticks_y, x_name, lambda x: f"{x:,.0f}", format_y)]
+    whole_x = [x for x in ticks_x if x == round(x)]  # x counts something
+    parts = [area.axes(whole_x, ticks_y, x_name, lambda x: f"{x:,.0f}", format_y)]
     parts += [_render_phase(phase, area) for phase in phases if len(phases) > 1]
     for index, curve in enumerate(series):
         parts.append(_render_curve(curve, index, area))

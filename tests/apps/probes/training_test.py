@@ -1,11 +1,13 @@
 """Covers the training of probes: planted signals, code lengths, mixes, many probes at once."""
 
+import dataclasses
 import itertools
 
 import jax
 import numpy as np
 import pytest
 
+from bert_jax.apps.probes import training
 from bert_jax.apps.probes.training import (
     PORTIONS,
     Examples,
@@ -48,9 +50,22 @@ def accuracy(params, masks, examples) -> np.ndarray:
     return (predictions == np.asarray(examples.labels)).mean(-1)
 
 
+def test_probes_of_each_layer_equal_mixes_of_one_layer(data):
+    """Without masks there are no mixes, whose gamma would be trained, too."""
+    config = dataclasses.replace(CONFIG, max_epochs=1, batch_size=300, learning_rate=1e-6)
+    mixed, alone = (
+        train_probes(data[0], data[1], masks, (0, 1), CLASSES, config)
+        for masks in (EACH_LAYER, None)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), mixed, alone)
+    expected = evaluate_probes(mixed, EACH_LAYER, data[2])
+    found = evaluate_probes(alone, None, data[2])
+    np.testing.assert_allclose(found.bits, expected.bits, atol=1e-2)
+
+
 @pytest.mark.parametrize("hidden_size", [0, 8])
 def test_planted_labels_are_recovered_and_random_ones_are_not(data, hidden_size):
-    config = ProbeConfig(**{**vars(CONFIG), "hidden_size": hidden_size})
+    config = dataclasses.replace(CONFIG, hidden_size=hidden_size)
     params = train_probes(data[0], data[1], EACH_LAYER, (0, 1), CLASSES, config)
     found = accuracy(params, EACH_LAYER, data[2])
     assert found.shape == (2, 2, 2)
@@ -75,7 +90,10 @@ def test_probes_trained_together_equal_those_trained_alone(data):
 
 def test_code_length_equals_the_definition(data):
     train, dev, _ = data
+    train_all = vars(training)["_train"]
+    num_programs = train_all._cache_size()
     found = online_code_length(train, dev, EACH_LAYER, (0,), CLASSES, CONFIG)
+    assert train_all._cache_size() <= num_programs + 1  # for blocks of all sizes
     ends = sorted({max(1, round(portion * 300)) for portion in PORTIONS})
     expected = np.full((2, 2), ends[0] * np.log2(3))
     for end, next_end in itertools.pairwise(ends):
