@@ -116,6 +116,12 @@ GENERATION = [
     # BLEU and chrF of generated texts with the signatures that papers name.
     "sacrebleu>=2.5,<3",
 ]
+# `bert-jax word-vectors`.
+WORD_VECTORS = [
+    # word2vec and fastText, and the files of WordSim-353, SimLex-999 and analogies, which are in
+    # its wheel. 4.4: the first for NumPy 2 and Python 3.13.
+    "gensim>=4.4,<5",
+]
 # `bert-jax export --onnx`.
 ONNX = [
     # Writes the graph. 1.17: Gelu with opset 20.
@@ -154,11 +160,12 @@ EXTRAS = {
     "search": SEARCH,
     "onnx": ONNX,
     "generation": GENERATION,
+    "word-vectors": WORD_VECTORS,
     # All features but what is chosen: remote file systems and drivers ([remote], [cuda] or [tpu]),
     # and trackers that are services.
     "all": [
         *(*SEQIO, *SENTENCEX, *TRACKERS["tensorboard"], *CURATE),
-        *(*SERVE, *SEARCH, *ONNX, *GENERATION),
+        *(*SERVE, *SEARCH, *ONNX, *GENERATION, *WORD_VECTORS),
     ],
     # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
     "cuda": ["jax[cuda12]>=0.10.0,<0.13"],

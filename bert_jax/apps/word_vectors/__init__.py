@@ -1,0 +1,1 @@
+"""Trains, evaluates and compares word vectors: word2vec, fastText, GloVe, ELMo and encoders."""

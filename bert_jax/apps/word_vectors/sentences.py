@@ -1,0 +1,74 @@
+r"""Splits text into the words of word vectors, and reads the sentences of a corpus as words.
+
+There is one tokenization: lower-cased runs of letters, marks and digits, without punctuation. So
+"Don't re-read No. 7!" has the words don, t, re, read, no, 7. Text that a tokenizer has decoded,
+whose spaces around punctuation may differ, has the same words as the original.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.errors import UserError
+from bert_jax.text.cleaning import clean_text
+from bert_jax.text.sentences import split_sentences
+
+_WORD = re.compile(r"(?:[^\W_]|[\u0300-\u036f])+")
+
+
+class WordSpan(NamedTuple):
+    """Holds a word of a text, in lower case, and its characters [start, end)."""
+
+    word: str
+    start: int
+    end: int
+
+
+def word_spans(text: str) -> list[WordSpan]:
+    """Returns the words of a text with their positions in it."""
+    return [WordSpan(m[0].lower(), m.start(), m.end()) for m in _WORD.finditer(text)]
+
+
+def split_words(text: str) -> list[str]:
+    """Splits a text into its words."""
+    return [match.lower() for match in _WORD.findall(text)]
+
+
+def read_sentences(corpus: Sequence[str]) -> list[list[str]]:
+    """Reads a corpus as sentences of words, and leaves out sentences without words.
+
+    Args:
+      corpus: the folder of one prepared corpus, or names and glob patterns of text and JSON lines
+        files, whose sentences are found in the same way as by `bert-jax prepare`.
+
+    Raises:
+      UserError: the folder is no prepared corpus, a file cannot be read, or there are no words.
+    """
+    if len(corpus) == 1 and Path(corpus[0]).is_dir():
+        texts = _prepared_sentences(corpus[0])
+    else:
+        source = TextFiles(tuple(corpus))
+        documents = source.read_texts(source.list_files())
+        texts = (s for document in documents for s in split_sentences(clean_text(document)))
+    # Each word is in memory once, however often it occurs.
+    sentences = [
+        [sys.intern(word) for word in words] for text in texts if (words := split_words(text))
+    ]
+    if not sentences:
+        raise UserError(f"{', '.join(corpus)}: no words; expected a corpus with letters or digits")
+    return sentences
+
+
+def _prepared_sentences(folder: str) -> Iterator[str]:
+    """Yields the decoded sentences of a prepared corpus, which holds token ids only."""
+    corpus = PreparedCorpus(folder)
+    tokenizer = corpus.tokenizer()
+    for index in range(len(corpus.tokens_per_part)):
+        part, start = corpus.read(index), 0
+        for end in part.sentence_ends.tolist():
+            yield tokenizer.decode(part.ids[start:end].tolist())
+            start = end
