@@ -1,4 +1,4 @@
-"""Covers static word vectors: reading corpora and files, training, similarity, analogies."""
+"""Covers static word vectors in bert_jax/apps/word_vectors/: reading, training, evaluation."""
 
 import json
 import sys
