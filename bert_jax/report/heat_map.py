@@ -44,7 +44,7 @@ def heat_map(
         for name, row in zip(rows, values, strict=True)
     )
     return (
-        f'<table class="numbers"><caption>{escape(caption)}</caption>'
+        f'<table class="numbers">{f"<caption>{escape(caption)}</caption>" if caption else ""}'
         f'<thead><tr><th scope="col">{escape(corner)}</th>{header}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )

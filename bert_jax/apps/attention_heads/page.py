@@ -102,9 +102,17 @@ def strongest_heads(values: np.ndarray) -> list[str]:
 
 
 def _map(positions: np.ndarray, num_heads: int) -> str:
-    (low_x, low_y), (high_x, high_y) = positions.min(0).tolist(), positions.max(0).tolist()
+    unit = PlotArea(low_x=0.0, high_x=1.0, low_y=0.0, high_y=1.0)
+    ratio = (unit.x(1) - unit.x(0)) / (unit.y(0) - unit.y(1))
+    low, high = positions.min(0), positions.max(0)
+    (center_x, center_y), (width, height) = ((low + high) / 2).tolist(), (high - low).tolist()
+    # Both axes have one scale, so that distances can be compared in all directions.
+    half = max(width, height * ratio, 1e-9) / 2
     area = PlotArea(
-        low_x=low_x, high_x=max(high_x, low_x + 1e-9), low_y=low_y, high_y=max(high_y, low_y + 1e-9)
+        low_x=center_x - half,
+        high_x=center_x + half,
+        low_y=center_y - half / ratio,
+        high_y=center_y + half / ratio,
     )
     parts = []
     for index, (x, y) in enumerate(positions.tolist()):

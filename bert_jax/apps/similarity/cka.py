@@ -72,11 +72,11 @@ class LinearCka:
                 f"there are {self.num_examples} examples to compare; expected at least 2: a text "
                 "with several tokens, or with --unit text, two texts"
             )
-        sums = {name: np.asarray(value, np.float64) for name, value in self._sums.items()}
-        n, x, y = sums["n"], sums["x"], sums["y"]
+        sums = {name: np.asarray(value) for name, value in self._sums.items()}
+        n, x, y = (sums[name].astype(np.float64) for name in ("n", "x", "y"))
 
         def norm(products: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
-            return float(np.linalg.norm(products - np.outer(first, second) / n))
+            return float(np.linalg.norm(products.astype(np.float64) - np.outer(first, second) / n))
 
         norms_x = [norm(p, s, s) for p, s in zip(sums["xx"], x, strict=True)]
         norms_y = [norm(p, s, s) for p, s in zip(sums["yy"], y, strict=True)]
