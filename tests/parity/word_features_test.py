@@ -67,13 +67,13 @@ def test_sentences_that_are_too_long(tmp_path):
 
 def test_word_vectors(tmp_path):
     file = tmp_path / "vectors.txt"
-    file.write_text("3 2\nthe 1 2\nsea 3 4\nThe 5 6\n", "utf-8")
+    file.write_text("3 2\nthe 1 2\nsea 3 4\n. . 7 8\nThe 5 6\n", "utf-8")
     found = look_up_words(str(file), [("The", "SEA"), ("the", "net")])
     np.testing.assert_array_equal(found.values, [[[5, 6], [3, 4], [1, 2], [0, 0]]])
     for line in ("net 1", "net 1 nan", "net 1 x"):
         file.write_text(f"the 1 2\n{line}\n", "utf-8")
         with pytest.raises(UserError, match="line 2: expected a word and 2 finite numbers"):
-            look_up_words(str(file), [("the",)])
+            look_up_words(str(file), [("the", "net")])
     file.write_text("old 1 2\n", "utf-8")
     with pytest.raises(UserError, match="none of the 1 different words"):
         look_up_words(str(file), [("the",)])

@@ -99,10 +99,15 @@ def look_up_words(file: str, sentences: Sentences) -> WordFeatures:
     vectors: dict[str, np.ndarray] = {}
     size = 0
     for line_number, line in enumerate(read_text(file).split("\n"), start=1):
-        word, *cells = line.rstrip().split(" ")
-        if not cells or (line_number == 1 and len(cells) == 1):
+        line = line.rstrip()
+        is_header = line_number == 1 and line.count(" ") == 1
+        if not line or is_header:
             continue
-        size = size or len(cells)
+        size = size or line.count(" ")
+        # Some vectors of GloVe are of words with spaces.
+        word, *cells = line.rsplit(" ", size)
+        if len(cells) == size and word not in wanted:
+            continue
         try:
             vector = np.array(cells, np.float32)
         except ValueError:
@@ -112,8 +117,7 @@ def look_up_words(file: str, sentences: Sentences) -> WordFeatures:
                 f"{file}, line {line_number}: expected a word and {size} finite numbers, separated "
                 f"by spaces; found {line[:60]!r}"
             )
-        if word in wanted:
-            vectors[word] = vector
+        vectors[word] = vector
     if not vectors:
         raise UserError(f"{file}: none of the {len(set(words)):,} different words has a vector")
     unknown = np.zeros(size, np.float32)
