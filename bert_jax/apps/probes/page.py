@@ -47,6 +47,7 @@ NOTES = (
 def task_table(results: ProbeResults) -> Table:
     """Returns the header and a row for each task; no rows without tasks."""
     has_vectors = any(VECTORS in task.sources for task in results.tasks)
+    has_f1 = any(task.sources[MODEL].f1 for task in results.tasks)
     header = [
         "task",
         "classes",
@@ -56,15 +57,16 @@ def task_table(results: ProbeResults) -> Table:
         "layer 0",
         "best layer",
         "accuracy",
+        *(["F1"] if has_f1 else []),
         "selectivity",
         "compression",
         "expected",
         "center",
     ]
-    return header, [_task_row(task, has_vectors) for task in results.tasks]
+    return header, [_task_row(task, has_vectors, has_f1) for task in results.tasks]
 
 
-def _task_row(task: TaskResult, has_vectors: bool) -> list[str]:
+def _task_row(task: TaskResult, has_vectors: bool, has_f1: bool) -> list[str]:
     model = task.sources[MODEL]
     best = model.best_layer
     expected = model.expected_layer
@@ -77,6 +79,7 @@ def _task_row(task: TaskResult, has_vectors: bool) -> list[str]:
         _percent(model.accuracy[0]),
         model.layers[best],
         f"{_percent(model.accuracy[best])} ± {_percent(model.accuracy_deviation[best])}",
+        *([_percent(model.f1[best])] if has_f1 else []),
         _percent(model.selectivity[best]) if model.selectivity else _NONE,
         f"{model.compression[best]:.2f}",
         _NONE if expected is None else f"{expected:.2f}",

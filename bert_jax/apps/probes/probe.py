@@ -53,6 +53,7 @@ from bert_jax.apps.treebanks.word_features import (
 )
 from bert_jax.errors import UserError, check_range
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.tasks.metrics.ner_metrics import entity_counts, entity_types
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class LayerResults:
       layers: the names of the K layers.
       accuracy, accuracy_deviation: mean and standard deviation over seeds, [K].
       dev_accuracy: mean on dev, [K].
+      f1: mean F1 of whole chunks or entities, [K]; () for other tasks.
       control_accuracy: mean of the control task, [K]; () for tasks about sentences.
       code_length: bits of an online code of the training labels, mean, [K].
       compression: the length of a uniform code divided by `code_length`, [K].
@@ -83,6 +85,7 @@ class LayerResults:
     accuracy: tuple[float, ...]
     accuracy_deviation: tuple[float, ...]
     dev_accuracy: tuple[float, ...]
+    f1: tuple[float, ...]
     control_accuracy: tuple[float, ...]
     code_length: tuple[float, ...]
     compression: tuple[float, ...]
@@ -319,7 +322,8 @@ def _probe_source(
     train, dev, test = (examples[split] for split in SPLITS)
     num_classes, size = len(task.classes()), len(layers)
     params = train_probes(train, dev, None, seeds, num_classes, config)
-    accuracy = _accuracy(params, None, test)
+    predictions = evaluate_probes(params, None, test).predictions
+    accuracy = (predictions == np.asarray(test.labels)).mean(-1)
     bits = online_code_length(train, dev, None, seeds, num_classes, config)[:, :, 0].mean(0)
     # The probes of mixes have no control task.
     up_to = np.tri(size, dtype=bool)
@@ -332,6 +336,7 @@ def _probe_source(
         accuracy=_floats(accuracy[..., 0].mean(0)),
         accuracy_deviation=_floats(accuracy[..., 0].std(0)),
         dev_accuracy=_floats(_accuracy(params, None, examples["dev"])[..., 0].mean(0)),
+        f1=_floats(span_f1(task, predictions[:, :, 0])) if task.name in CONLL_TASKS else (),
         control_accuracy=_floats(accuracy[..., 1].mean(0)) if has_control else (),
         code_length=_floats(bits),
         compression=_floats(len(order) * np.log2(num_classes) / bits),
@@ -339,6 +344,25 @@ def _probe_source(
         expected_layer=expected_layer(cumulative),
         center_of_gravity=float(weights @ np.arange(size)),
     )
+
+
+def span_f1(task: ProbingTask, predictions: np.ndarray) -> np.ndarray:
+    """Computes the F1 of spans in IOB2 on test, as a mean over seeds, [K].
+
+    Args:
+      predictions: class ids [S, K, N] of the words.
+    """
+    split, classes = task.splits["test"], task.classes()
+    ends = np.cumsum([len(sentence) for sentence in split.sentences])[:-1]
+    references = [tags.tolist() for tags in np.split(np.array(split.labels), ends)]
+    scores = np.zeros(predictions.shape[:2])
+    for index in np.ndindex(scores.shape):
+        tags = np.array(classes)[predictions[index]]
+        predicted = [each.tolist() for each in np.split(tags, ends)]
+        types = entity_types(references, predicted)
+        counts = entity_counts(references, predicted, types).sum((0, 1))
+        scores[index] = 2 * counts[0] / max(counts[1] + counts[2], 1)
+    return scores.mean(0)
 
 
 def expected_layer(cumulative: np.ndarray) -> float | None:

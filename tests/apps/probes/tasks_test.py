@@ -5,8 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bert_jax.apps.probes.probe import expected_layer, pool_spans
+from bert_jax.apps.probes.probe import expected_layer, pool_spans, span_f1
 from bert_jax.apps.probes.tasks import (
+    SPLITS,
     TREEBANK_TASKS,
     ProbingTask,
     Split,
@@ -109,9 +110,7 @@ def test_control_labels_belong_to_words():
     words = [f"w{i % 50}" for i in range(400)]
     labels = ["A" if i % 4 else "B" for i in range(400)]
     split = Split([words], np.zeros((400, 1, 2), int), labels, words)
-    task = ProbingTask(
-        name="x", kind="words", splits=dict.fromkeys(("train", "dev", "test"), split)
-    )
+    task = ProbingTask(name="x", kind="words", splits=dict.fromkeys(SPLITS, split))
     assert task.classes() == ["A", "B"]
     found = task.control_ids("test")
     by_word: dict[str, set[int]] = {}
@@ -142,6 +141,17 @@ def test_spans_are_pooled_by_means():
     spans = np.array([[[0, 4]], [[4, 6]]])
     expected = [values[:, :4].mean(1), values[:, 4:].mean(1)]
     np.testing.assert_allclose(pool_spans(values, spans), np.stack(expected, 1))
+
+
+def test_f1_of_spans():
+    labels = ["O", "B-A", "I-A", "B-A", "O"]
+    split = Split([("a", "b", "c"), ("d", "e")], np.zeros((5, 1, 2), int), labels, labels)
+    task = ProbingTask(name="entity", kind="words", splits=dict.fromkeys(SPLITS, split))
+    ids = {label: index for index, label in enumerate(task.classes())}
+    # The second layer has one of two spans, and a wrong one.
+    predictions = [labels, ["O", "B-A", "O", "B-A", "O"]]
+    found = span_f1(task, np.array([[[ids[tag] for tag in tags] for tags in predictions]]))
+    np.testing.assert_allclose(found, [1, 0.5])
 
 
 def test_expected_layer():
