@@ -42,6 +42,7 @@ from bert_jax.apps.static_embeddings import cli as distill_static
 from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
 from bert_jax.apps.word_vectors.cli import evaluate as word_vectors_evaluate
 from bert_jax.apps.word_vectors.cli import train as word_vectors_train
+from bert_jax.apps.word_vectors.cli import train_elmo
 from bert_jax.cli import (
     convert,
     embed,
@@ -110,6 +111,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "head-importance": head_importance,
         "probe": probe,
         "word-vectors train": word_vectors_train,
+        "word-vectors train-elmo": train_elmo,
         "word-vectors evaluate": word_vectors_evaluate,
         "baselines": baselines,
         "glue": glue,
