@@ -106,11 +106,12 @@ def make_trees(sentences: Sequence[TreebankSentence]) -> Trees:
     usable = [i for i, sentence in enumerate(sentences) if len(sentence.words) <= MAX_WORDS]
     if not usable:
         raise UserError(f"no sentence has at most {MAX_WORDS} words; expected shorter sentences")
-    shape = (len(usable), MAX_WORDS)
+    length = max(len(sentences[index].words) for index in usable)
+    shape = (len(usable), length)
     trees = Trees(
         np.zeros(shape, np.int32),
         np.zeros(shape, bool),
-        np.zeros((*shape, MAX_WORDS), np.float32),
+        np.zeros((*shape, length), np.float32),
         np.zeros(shape, np.float32),
     )
     for row, index in enumerate(usable):

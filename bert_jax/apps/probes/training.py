@@ -26,6 +26,10 @@ PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 
 """The fractions of the training examples at which an online code is continued (Voita and Titov
 2020)."""
 
+# Adam moves each parameter at about one speed. At that of a kernel's, the weights of a mix would
+# still be nearly equal when the probe has converged.
+_MIX_SCALE = 10.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
@@ -158,7 +162,7 @@ def mix_weights(params: Params, masks: np.ndarray) -> np.ndarray:
 
 
 def _weights(mix: jax.Array, mask: jax.Array) -> jax.Array:
-    return jax.nn.softmax(jnp.where(mask, mix, -jnp.inf))
+    return jax.nn.softmax(jnp.where(mask, _MIX_SCALE * mix, -jnp.inf))
 
 
 def _init(
