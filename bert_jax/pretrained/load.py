@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import MultiTaskData
-from bert_jax.config.objectives import MultiTask, ObjectiveConfig
+from bert_jax.config.objectives import CausalLM, MultiTask, ObjectiveConfig
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError, UserError, describe_folder, require_list_of_texts
 from bert_jax.interop import huggingface
@@ -51,7 +51,12 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 def select_trained_model(
-    params: dict[str, Any], info: Mapping[str, Any], task: str | None, source: str
+    params: dict[str, Any],
+    info: Mapping[str, Any],
+    task: str | None,
+    source: str,
+    *,
+    is_causal_lm: bool = False,
 ) -> TrainedModel:
     """Returns the model that a run trained.
 
@@ -60,10 +65,11 @@ def select_trained_model(
       info: the metadata of the checkpoint.
       task: the task of a multi-task run whose head is loaded; None loads no head.
       source: the run folder and the checkpoint, for messages.
+      is_causal_lm: whether the run trained a left-to-right model, and this is wanted.
 
     Raises:
       ConfigError: there is no such task.
-      UserError: the run has an objective that makes no model.
+      UserError: the run has an objective that makes no encoder.
     """
     config = info.get("config", {}).get("objective", {})
     name = config.get("type")
@@ -73,7 +79,7 @@ def select_trained_model(
             "folder of a run of bert_jax"
         )
     objective = make_objective(from_json(ObjectiveConfig, config, "objective"))
-    if not objective.makes_encoder:
+    if not (objective.makes_encoder or is_causal_lm):
         raise UserError(
             f"{source}: the run's objective is {name!r}, which trains no encoder; give the folder "
             "of a run that pretrains or fine-tunes an encoder"
@@ -223,7 +229,28 @@ class LoadedSetFit:
         return self.encoder.path
 
 
-AnyModel = LoadedModel | LoadedSetFit | LoadedSeq2Seq
+@dataclass(frozen=True, kw_only=True)
+class LoadedCausalLM:
+    """Holds a left-to-right language model, the result of the objective `CausalLM`, in memory.
+
+    Attributes:
+      network: its layers, which have to be called with `causal=True`, and the LM head.
+    """
+
+    network: LoadedModel
+
+    def __repr__(self) -> str:
+        """Returns one line, without the parameters."""
+        described = describe_model(self.network.config, self.network.params)
+        return f"<LoadedCausalLM {self.path}: {described}>"
+
+    @property
+    def path(self) -> str:
+        """Returns the path of the folder from which the model was loaded."""
+        return self.network.path
+
+
+AnyModel = LoadedModel | LoadedSetFit | LoadedCausalLM | LoadedSeq2Seq
 """A model of any kind. `LoadedModel` is an encoder, alone, with the head of a task, with an adapter
 or with what makes it a sentence encoder; `LoadedSeq2Seq` is T5 or BART."""
 
@@ -256,6 +283,12 @@ def load_model(
         _require_no_base(str(folder), base)
         require_nothing_to_ignore(str(folder), ignore)
         return load_seq2seq(folder)
+    found = run_folder.find_run(folder)
+    if found is not None and _is_causal_lm(found[0]):
+        require_no_task(str(folder), task)
+        _require_no_base(str(folder), base)
+        require_nothing_to_ignore(str(folder), ignore)
+        return LoadedCausalLM(network=_load_run(*found, None, is_causal_lm=True))
     encoder = load_encoder(folder, task, base, ignore)
     if is_setfit_folder(folder):
         return LoadedSetFit(encoder=encoder, head=load_head(folder))
@@ -269,18 +302,28 @@ def require_encoder(model: AnyModel, purpose: str) -> LoadedModel:
       purpose: what it is needed for, to follow "it cannot", such as "fill masks".
 
     Raises:
-      UserError: the model is T5 or BART.
+      UserError: the model is T5, BART or a left-to-right language model.
     """
     match model:
         case LoadedModel():
             return model
         case LoadedSetFit():
             return model.encoder
+        case LoadedCausalLM():
+            raise UserError(
+                f"{model.path} was trained left to right (CausalLM), so it cannot {purpose}; "
+                "`bert-jax score` and `bert-jax minimal-pairs` read it"
+            )
         case LoadedSeq2Seq():
             raise UserError(
                 f"{model.path} is an encoder-decoder ({model.config.family}), so it cannot "
                 f"{purpose}; `bert-jax generate` and bert_jax.Generator write texts with it"
             )
+
+
+def _is_causal_lm(run: Path) -> bool:
+    objective = run_folder.read_config(run).get("objective", {})
+    return objective.get("type") == CausalLM.__name__
 
 
 def load_encoder(
@@ -292,7 +335,7 @@ def load_encoder(
     """Reads an encoder for callers that need one; arguments and errors are as for `load_model`.
 
     Raises:
-      UserError: also if the model is T5 or BART.
+      UserError: also if the model is T5, BART or a left-to-right language model.
     """
     folder = resolve_model_folder(path)
     path = str(folder)
@@ -413,11 +456,13 @@ def require_no_adapter(model: LoadedModel, purpose: str) -> None:
         )
 
 
-def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
+def _load_run(
+    folder: Path, step: int | None, task: str | None, *, is_causal_lm: bool = False
+) -> LoadedModel:
     params, info, loaded_step = restore_run(folder, step)
     params = complete_params(params, info, str(folder), load_encoder)
     adapter_params = params.pop(paths.ADAPTER, {})
-    trained = select_trained_model(params, info, task, str(folder))
+    trained = select_trained_model(params, info, task, str(folder), is_causal_lm=is_causal_lm)
     config = from_json(EncoderConfig, info["config"]["objective"]["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)
     run_checkpoint = RunCheckpoint(folder=folder, step=loaded_step, info=info, task=task)

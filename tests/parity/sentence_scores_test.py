@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.sentence_scores.scorer import Masking, SentenceScorer
-from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer
+from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer, write_run
+from bert_jax.config.objectives import CausalLM
 from bert_jax.export.export import export
 from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.pretrained.load import load_model
@@ -101,3 +102,17 @@ def test_log_likelihood_of_encoder_decoders(tmp_path, family):
         expected = log_softmax(logits[:, : tokenizer.vocab_size])[np.arange(len(ids)), ids]
         np.testing.assert_allclose(found.log_probabilities, expected[1:-1], atol=2e-5)
         assert config.vocab_size >= tokenizer.vocab_size
+
+
+def test_log_likelihood_of_a_left_to_right_run(tmp_path):
+    made = small_model(tmp_path / "vocabulary", initializer_range=0.2)
+    export(made, tmp_path / "exported")
+    run = write_run(tmp_path / "run", made, objective=CausalLM(model=made.config))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    model = transformers.BertLMHeadModel.from_pretrained(tmp_path / "exported", is_decoder=True)
+    for found in SentenceScorer(load_model(run))(TEXTS):
+        ids = tokenizer(found.text, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model.eval()(ids).logits[0]
+        expected = log_softmax(logits[:-1])[np.arange(ids.shape[1] - 1), ids[0, 1:]][:-1]
+        np.testing.assert_allclose(found.log_probabilities, expected, atol=1e-5)

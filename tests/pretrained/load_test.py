@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer, write_run
 from bert_jax.config.objectives import CausalLM, FineTuning
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.interop import huggingface
 from bert_jax.models.heads.config import (
@@ -20,7 +20,13 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
 )
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_encoder
+from bert_jax.pretrained.load import (
+    LoadedCausalLM,
+    LoadedModel,
+    load_encoder,
+    load_model,
+    require_encoder,
+)
 
 
 @pytest.fixture
@@ -77,10 +83,17 @@ def test_damaged_checkpoint_falls_back_to_the_previous_step(model, tmp_path, cap
     assert largest.name in caplog.text
 
 
-def test_run_of_an_unknown_objective_is_refused(model, tmp_path):
+def test_left_to_right_run_is_no_encoder(model, tmp_path):
     run = write_run(tmp_path / "run", model, objective=CausalLM(model=model.config))
     with pytest.raises(UserError, match="objective is 'CausalLM', which trains no encoder"):
         load_encoder(run)
+    loaded = load_model(run)
+    assert isinstance(loaded, LoadedCausalLM)
+    assert_same_parameters(loaded.network, model)
+    with pytest.raises(UserError, match=r"left to right \(CausalLM\), so it cannot fill masks"):
+        require_encoder(loaded, "fill masks")
+    with pytest.raises(ConfigError, match="so there is none to choose"):
+        load_model(run, "cola")
 
 
 def test_fine_tuning_run_has_its_head(tmp_path):

@@ -27,6 +27,7 @@ from bert_jax.predict.batches import (
 from bert_jax.predict.checks import shown_text
 from bert_jax.pretrained.load import (
     AnyModel,
+    LoadedCausalLM,
     LoadedModel,
     require_encoder,
     require_masked_lm,
@@ -40,7 +41,7 @@ Masking = Literal["original", "within_word_l2r"]
 also the later tokens of its word, which would give a rare word away (Kauf and Ivanova 2023)."""
 MASKINGS: tuple[Masking, ...] = get_args(Masking)
 
-_Method = Literal["masked", "replaced", "seq2seq"]
+_Method = Literal["masked", "causal", "replaced", "seq2seq"]
 _TEXTS_AT_ONCE = 1024
 _TOKENS_AT_ONCE = 1 << 20
 """A masked LM needs a row for each token of a text, so at most this many tokens are in a group."""
@@ -69,11 +70,12 @@ class SentenceScorer:
     """Computes how probable a model finds a text, token by token.
 
     masked LM            log P(token | the other tokens); the sum is the pseudo-log-likelihood
+    left-to-right LM     log P(token | the tokens before it, which begin with [CLS])
     encoder-decoder      log P(token | the tokens before it, an empty source)
     ELECTRA, DeBERTa-v3  log P(token is original | all tokens), by the discriminator
 
-    The special tokens around a text are part of the input, but are not scored. The first two kinds
-    of probabilities are over the vocabulary of the tokenizer, without padding of the table.
+    The special tokens around a text are part of the input, but are not scored. All but the last
+    kind of probabilities are over the vocabulary of the tokenizer, without padding of the table.
     """
 
     def __init__(self, model: AnyModel, *, masking: Masking = "original"):
@@ -96,17 +98,13 @@ class SentenceScorer:
             self._params: Any = jax.device_put(model.params)
             compute = functools.partial(seq2seq_log_probabilities, config=model.config)
         else:
-            encoder = require_encoder(model, "score texts")
+            is_causal = isinstance(model, LoadedCausalLM)
+            encoder = model.network if is_causal else require_encoder(model, "score texts")
             config, self._tokenizer = encoder.config, require_tokenizer(encoder)
             self._pad_id = self._tokenizer.pad_id
-            self._method, parts = _method_of(encoder)
+            self._method, parts = _method_of(encoder, is_causal=is_causal)
             self._params = params_to_device(encoder, parts)
-            function = (
-                masked_log_probabilities
-                if self._method == "masked"
-                else not_replaced_log_probabilities
-            )
-            compute = functools.partial(function, config=encoder.config)
+            compute = functools.partial(_FUNCTIONS[self._method], config=encoder.config)
         if self._method != "masked" and masking != "original":
             raise ConfigError(
                 f"masking is {masking!r}, but {model.path} is not a masked language model; "
@@ -244,8 +242,10 @@ def _groups(costs: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, len(costs)
 
 
-def _method_of(model: LoadedModel) -> tuple[_Method, tuple[str, ...]]:
-    """Returns how an encoder scores tokens, and the parts of its parameters that it needs."""
+def _method_of(model: LoadedModel, *, is_causal: bool) -> tuple[_Method, tuple[str, ...]]:
+    """Returns how a model scores tokens, and the parts of its parameters that it needs."""
+    if is_causal:
+        return "causal", ("encoder", *masked_lm_parts(model.config))
     if "replaced_token" in model.params:
         return "replaced", ("encoder", "replaced_token")
     require_masked_lm(model, "score texts")
@@ -267,6 +267,24 @@ def masked_log_probabilities(
     return {"log_probabilities": _at(log_probabilities, batch["targets"])}
 
 
+def causal_log_probabilities(
+    params: Mapping[str, Any],
+    batch: Mapping[str, jax.Array],
+    *,
+    config: EncoderConfig,
+    vocab_size: int,
+) -> dict[str, jax.Array]:
+    """Returns log P(token | tokens before it), {"log_probabilities": float32 [B, L]}.
+
+    The first token has no probability; its entry is 0.
+    """
+    model = build_network(config, ("masked_lm",)).merge(dict(params))
+    logits = model.masked_lm_logits(model.encode(batch, causal=True).last_hidden_state[:, :-1])
+    log_probabilities = jax.nn.log_softmax(logits[..., :vocab_size])
+    values = _at(log_probabilities, batch["input_ids"][:, 1:])
+    return {"log_probabilities": jnp.pad(values, ((0, 0), (1, 0)))}
+
+
 def not_replaced_log_probabilities(
     params: Mapping[str, Any],
     batch: Mapping[str, jax.Array],
@@ -279,6 +297,13 @@ def not_replaced_log_probabilities(
     model = build_network(config, ("replaced_token",)).merge(dict(params))
     logits = model.replaced_token(model.encode(batch).last_hidden_state)
     return {"log_probabilities": -jax.nn.softplus(logits.astype(jnp.float32))}
+
+
+_FUNCTIONS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
+    "masked": masked_log_probabilities,
+    "causal": causal_log_probabilities,
+    "replaced": not_replaced_log_probabilities,
+}
 
 
 def seq2seq_log_probabilities(

@@ -21,6 +21,7 @@ from bert_jax.models.model import build_network
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
+from bert_jax.runs.run_folder import write_or_check_config
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -101,6 +102,7 @@ def write_run(
     )
     assert model.tokenizer is not None
     model.tokenizer.save(folder / "vocabulary")
+    write_or_check_config(folder, experiment)
     with Checkpointer(folder / "checkpoints") as checkpointer:
         for step in steps:
             flat = paths.flatten(model.params)

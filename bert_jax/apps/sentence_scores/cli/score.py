@@ -17,8 +17,9 @@ EPILOG = """examples:
   bert-jax score exported --masking within_word_l2r --file sentences.txt > scores.jsonl
 
 A masked language model has a pseudo-log-likelihood: the sum of log P(token | all other tokens), in
-nats. T5 and BART have log P(token | the tokens before it), after an empty source; ELECTRA and
-DeBERTa-v3 log P(the token is original), by their discriminators. Special tokens are not counted.
+nats. A run of the objective CausalLM has log P(token | the tokens before it), T5 and BART the same
+after an empty source; ELECTRA and DeBERTa-v3 have log P(the token is original), by their
+discriminators. Special tokens are not counted.
 
 Each line of output: {"text", "log_probability", "tokens": [{"token", "log_probability"}]}. At the
 end, stderr has the (pseudo-)perplexity of all texts: exp(-sum of log-probabilities / tokens).
