@@ -65,7 +65,7 @@ class LinearCka:
         """Returns float64 [N, M]: the CKA of each layer of x with each layer of y.
 
         Raises:
-          UserError: there are fewer than two examples.
+          UserError: there are fewer than two examples, or all are the same in some layer.
         """
         if self.num_examples < 2:
             raise UserError(
@@ -80,11 +80,21 @@ class LinearCka:
 
         norms_x = [norm(p, s, s) for p, s in zip(sums["xx"], x, strict=True)]
         norms_y = [norm(p, s, s) for p, s in zip(sums["yy"], y, strict=True)]
-        found = np.full((len(x), len(y)), np.nan)
+        for norms, origin in zip((norms_x, norms_y), self._origin, strict=True):
+            _check_examples_differ(norms, np.asarray(origin, np.float64), float(n))
+        found = np.zeros((len(x), len(y)))
         for i, j in np.ndindex(*found.shape):
-            if denominator := norms_x[i] * norms_y[j]:  # 0: the representation is constant
-                found[i, j] = norm(sums["xy"][i, j], x[i], y[j]) ** 2 / denominator
+            found[i, j] = norm(sums["xy"][i, j], x[i], y[j]) ** 2 / (norms_x[i] * norms_y[j])
         return found
+
+
+def _check_examples_differ(norms: list[float], means: np.ndarray, count: float) -> None:
+    for layer, (value, mean) in enumerate(zip(norms, means, strict=True)):
+        if value <= 1e-12 * count * float(mean @ mean):  # no more than rounding
+            raise UserError(
+                f"layer {layer} is the same for all {count:,.0f} examples, so it cannot be "
+                "compared; expected different texts"
+            )
 
 
 @jax.jit
@@ -134,7 +144,7 @@ def linear_cka(
     Raises:
       ConfigError: the unit is unknown.
       UserError: a model lacks a tokenizer or has an adapter that cannot be merged, the tokenizers
-        differ and the unit is a token, or there are too few examples.
+        differ and the unit is a token, or there are too few different examples.
     """
     if unit not in ("token", "text"):
         raise ConfigError(f"unit is {unit!r}; expected token or text")

@@ -89,3 +89,5 @@ def test_bad_inputs_are_explained(tmp_path):
         linear_cka(model, [model], [["", " "]])
     with pytest.raises(UserError, match="there are 1 examples"):
         linear_cka(model, [model], [["the man"]], unit="text")
+    with pytest.raises(UserError, match="layer 0 is the same for all 3 examples"):
+        linear_cka(model, [model], [["the man"] * 3], unit="text")
