@@ -46,6 +46,8 @@ APPS_THAT_USE_OTHERS = {
     "attention_heads": {"treebanks"},
     # It reads treebanks, which other analyses of words read, too.
     "probes": {"treebanks"},
+    # The hidden states of words, which are compared with word vectors.
+    "word_vectors": {"treebanks"},
 }
 MAX_TOP_LEVEL = 23  # packages and modules directly in bert_jax/, which a reader sees first
 

@@ -1,0 +1,48 @@
+"""Runs `bert-jax word-vectors classify`: frozen word vectors as features of a task."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.config.flags import REQUIRED, flag, positional
+
+HELP = "classify texts by logistic regression on frozen word vectors, ELMo or an encoder"
+
+EPILOG = """examples:
+  bert-jax word-vectors classify glove.txt --train train.tsv --dev dev.tsv --text sentence \\
+      --label label
+  bert-jax word-vectors classify elmo --train train.csv --dev dev.csv --text text --label topic
+
+The features of a text are the mean of the vectors of its words, of each layer; with several layers
+also their scalar mix, whose weights and gamma are trained with the classifier (Peters et al. 2018).
+MODEL is a file of word vectors, a folder of ELMo, or an encoder.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Names the model, the tables and their columns."""
+
+    model: str = positional("MODEL", "file of word vectors, folder of ELMo, or encoder")
+    train: str = flag(
+        "FILE", "table of training examples (CSV, TSV, JSON lines, Parquet)", REQUIRED
+    )
+    dev: str = flag("FILE", "table of examples that are classified", REQUIRED)
+    text: str = flag("COLUMN", "column of the text", REQUIRED)
+    label: str = flag("COLUMN", "column of the label", REQUIRED)
+    output: str | None = flag("FILE", "JSON file with the accuracies")
+
+
+def run(args: Arguments) -> None:
+    """Prints the accuracy of each layer."""
+    from bert_jax.apps.word_vectors.frozen_features import classify_frozen, read_labeled_texts
+    from bert_jax.apps.word_vectors.word_encoder import load_word_encoder
+    from bert_jax.io.atomic_io import check_writable, write_json
+
+    if args.output is not None:
+        check_writable(Path(args.output))
+    train, dev = (read_labeled_texts(f, args.text, args.label) for f in (args.train, args.dev))
+    found = classify_frozen(load_word_encoder(args.model), train, dev)
+    for name, accuracy in found.items():
+        print(f"{name:20} accuracy {100 * accuracy:5.1f} of {len(dev.texts):,} texts", flush=True)
+    if args.output is not None:
+        write_json(Path(args.output), {"model": args.model, "accuracy": found})
