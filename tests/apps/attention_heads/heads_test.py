@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.predict.attention import AttentionExtractor
 from bert_jax.pretrained.load import LoadedModel
+from tests.helpers.report_markup import Report
 
 TEXTS = ["the old man mends a net by the sea .", "the sea sings", "a man and the sea ."]
 WORDS = ("the", "old", "man", "mends", "nets", "by", "sea", "and", "sings", ".")
@@ -163,6 +164,7 @@ def test_verb_prints_tables_and_writes_a_page(model, tmp_path, capsys):
     assert np.shape(results["divergences"]) == (8, 8) and np.shape(results["map"]) == (8, 2)
     assert results["tokens"] == 2 * 8  # "mends" and "nets" are two tokens
     page = (tmp_path / "out" / "heads.html").read_text()
+    assert "svg" in Report(page).tags  # well-formed, nothing is loaded
     assert page.count("<table") == 1 + 7 and "layer 2, head 3" in page
 
 

@@ -25,6 +25,7 @@ from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import LoadedModel, build_model
+from tests.helpers.report_markup import Report
 
 HEAD = SequenceClassificationHead(labels=("no", "yes"))
 TEXTS = ("the old man", "a net by the sea", "the sea sings", "a man and a net", "old . man", "sea")
@@ -134,6 +135,7 @@ def test_verb_prints_curves_and_writes_a_page(tmp_path, capsys):
     results = json.loads((tmp_path / "out" / "head-importance.json").read_text())
     assert results["examples"] == 4 and np.shape(results["ablation"]) == (2, 4)
     page = (tmp_path / "out" / "head-importance.html").read_text()
+    assert "svg" in Report(page).tags  # well-formed, nothing is loaded
     assert page.count("<table") == 2 and "removed heads 8" in page
 
 

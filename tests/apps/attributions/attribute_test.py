@@ -11,6 +11,7 @@ from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead, TokenClassificationHead
+from tests.helpers.report_markup import Report
 
 HEAD = SequenceClassificationHead(labels=("no", "yes"))
 
@@ -35,6 +36,7 @@ def test_verb_prints_tokens_and_writes_a_page(exported, tmp_path, capsys):
     difference = first["output"] - first["baseline_output"]
     assert total - difference == pytest.approx(first["completeness_error"], abs=1e-6)
     page = (tmp_path / "out" / "attributions.html").read_text()
+    assert "span" in Report(page).tags  # well-formed, nothing is loaded
     assert page.count("<h3>") == 2 and "<b>" not in page and "text-decoration:underline" in page
 
 

@@ -12,6 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.model import run_forward
 from bert_jax.pretrained.load import LoadedModel
+from tests.helpers.report_markup import Report
 
 TEXTS = ["the old man mends a net by the sea", "the sea sings", "a man", "", "old nets . the man"]
 
@@ -80,7 +81,8 @@ def test_verb_compares_checkpoints_and_writes_a_page(tmp_path, capsys):
     first, second = (np.array(each["values"]) for each in results["cka"])
     np.testing.assert_allclose(np.diag(second), 1, atol=1e-5)
     assert first[2, 2] < 0.999  # half of the parameters are not the same function
-    assert (tmp_path / "out" / "cka.html").read_text().count("<table") == 2
+    page = (tmp_path / "out" / "cka.html").read_text()
+    assert page.count("<table") == 2 and "caption" in Report(page).tags
 
 
 def test_bad_inputs_are_explained(tmp_path):
