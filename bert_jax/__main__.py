@@ -267,7 +267,7 @@ def _verb_list() -> str:
     for title, verbs in VERB_GROUPS.items():
         lines += ["", f"{title}:"]
         for name, module in verbs.items():
-            text = f"{name:19}{module.HELP}"
+            text = f"{name:18} {module.HELP}"
             lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=" " * 21)
     return "\n".join(lines)
 

@@ -45,13 +45,13 @@ class Arguments:
     seed: int = flag("N", "seed of initial vectors and samples", 1)
     threads: int = flag("N", "threads of gensim; with more than one, results differ", 1)
 
-    def config(self) -> WordVectorConfig:
+    def training_config(self) -> WordVectorConfig:
         """Returns the settings of training."""
         names = [field.name for field in dataclasses.fields(WordVectorConfig)]
         return WordVectorConfig(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self) -> None:
-        self.config()
+        self.training_config()
 
 
 def run(args: Arguments) -> None:
@@ -65,6 +65,6 @@ def run(args: Arguments) -> None:
     sentences = read_sentences(args.corpus)
     words = sum(map(len, sentences))
     logger.info("%s sentences of %s words", f"{len(sentences):,}", f"{words:,}")
-    vectors = train_word_vectors(sentences, args.config())
+    vectors = train_word_vectors(sentences, args.training_config())
     write_word_vectors(args.output, vectors)
     logger.info("%s: %s vectors of %d", args.output, f"{len(vectors):,}", args.dimensions)
