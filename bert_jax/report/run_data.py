@@ -24,6 +24,7 @@ class RunData:
       results: evaluation.json, the final metrics.
       analysis: analysis.json, the error analysis of fine-tuning.
       baselines: baselines.json, the n-gram models of `bert-jax baselines`.
+      minimal_pairs: minimal_pairs.json, a row for each checkpoint, by `bert-jax minimal-pairs`.
       attempts: the processes that trained, oldest first.
     """
 
@@ -34,6 +35,7 @@ class RunData:
     results: Mapping[str, Any]
     analysis: Mapping[str, Any]
     baselines: Mapping[str, Any]
+    minimal_pairs: Sequence[Row]
     attempts: Sequence[Attempt]
 
     @property
@@ -110,9 +112,14 @@ def read_run(folder: Path) -> RunData:
     """
     info = read_json_object(folder / run_folder.CONFIG)
     rows = metrics.read_metrics(folder / metrics.FILE)
-    results, analysis, baselines = (
+    results, analysis, baselines, minimal_pairs = (
         read_json_object(folder / file) if (folder / file).exists() else {}
-        for file in (run_folder.EVALUATION, run_folder.ANALYSIS, run_folder.BASELINES)
+        for file in (
+            run_folder.EVALUATION,
+            run_folder.ANALYSIS,
+            run_folder.BASELINES,
+            run_folder.MINIMAL_PAIRS,
+        )
     )
     return RunData(
         folder=folder,
@@ -122,6 +129,7 @@ def read_run(folder: Path) -> RunData:
         results=results,
         analysis=analysis,
         baselines=baselines,
+        minimal_pairs=minimal_pairs.get("checkpoints", ()),
         attempts=attempt_log.read_attempts(folder),
     )
 

@@ -15,7 +15,7 @@ from bert_jax.config.config_lib import flatten
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import atomic_write
 from bert_jax.models.families import FAMILIES
-from bert_jax.report.curves import curves
+from bert_jax.report.curves import curves, metric_points
 from bert_jax.report.html import (
     definition_list,
     details,
@@ -31,7 +31,7 @@ from bert_jax.report.html import (
     table,
 )
 from bert_jax.report.run_data import Row, RunData, nested, read_run
-from bert_jax.report.svg_charts import evenly_spaced
+from bert_jax.report.svg_charts import Series, evenly_spaced, line_chart
 from bert_jax.report.task_report import report_sections, results_table, tasks_of
 from bert_jax.runs import attempt_log, metrics, run_folder
 from bert_jax.runs.progress import format_duration
@@ -236,6 +236,7 @@ def files_section(run: RunData) -> str:
     files = [
         (run_folder.EVALUATION, "final metrics"),
         (run_folder.BASELINES, "losses of n-gram models at the held-out positions"),
+        (run_folder.MINIMAL_PAIRS, "accuracies of checkpoints on minimal pairs"),
         (run_folder.ANALYSIS, "error analysis, as shown here"),
         (run_folder.PREDICTIONS, "prediction for each example, as JSON lines"),
         (metrics.FILE, "all metrics of training and of evaluations, as JSON lines"),
@@ -414,8 +415,9 @@ def write_report(folder: Path) -> Path:
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UserError(
             f"{folder}: a file of the run has unexpected content "
-            f"({type(error).__name__}: {error}); delete baselines.json, or restore "
-            "config.json, evaluation.json and analysis.json from a copy, or train again"
+            f"({type(error).__name__}: {error}); delete baselines.json and "
+            "minimal_pairs.json, or restore config.json, evaluation.json and analysis.json from a "
+            "copy, or train again"
         ) from error
     atomic_write(folder / REPORT, html_page(folder.resolve().name, body))
     return folder / REPORT
@@ -429,12 +431,26 @@ def _body(run: RunData) -> str:
         # Of a fine-tuning run: more important than its curves.
         report_sections(run.analysis) if run.analysis else "",
         curves(run),
+        _minimal_pairs(run),
         _tables(run),
         files_section(run),
         attempts_section(run),
         _config(run),
     ]
     return "".join(parts)
+
+
+def _minimal_pairs(run: RunData) -> str:
+    """Returns the accuracy of the checkpoints on minimal pairs as a chart; groups are folded."""
+    if not run.minimal_pairs:
+        return ""
+    points = [(x, 100 * y) for x, y in metric_points(run.minimal_pairs, "all")]
+    line = Series(label="mean over files", points=points, dots=True)
+    name = "Accuracy on minimal pairs, %"
+    chart = line_chart([line], title=name, format_y=lambda y: f"{y:.1f}", phases=run.phases)
+    card = f'<div class="charts"><div class="card"><h3>{name}</h3>{chart}</div></div>'
+    rows = evenly_spaced(run.minimal_pairs, _MAX_ROWS)
+    return section("Minimal pairs", card + details("Accuracy of each group", metrics_table(rows)))
 
 
 def _tables(run: RunData) -> str:

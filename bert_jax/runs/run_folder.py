@@ -11,6 +11,7 @@
                  evaluation.json  results of the final evaluation
                  attempts.jsonl   see runs/attempt_log.py
                  baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
+                 minimal_pairs.json  pretraining: accuracy of each checkpoint on minimal pairs
                  analysis.json    fine-tuning: error analysis for the report and the model card
                  demonstrations.json  fine-tuning: texts and labels, if prompts have demonstrations
                  fitted_heads.json  fine-tuning: thresholds and temperatures that were chosen on dev
@@ -46,6 +47,7 @@ from bert_jax.runs import attempt_log
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 DEMONSTRATIONS, SETFIT_HEAD = "demonstrations.json", "setfit_head.json"
 FITTED_HEADS, TRACKERS = "fitted_heads.json", "trackers.json"
+MINIMAL_PAIRS = "minimal_pairs.json"
 ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
 PREDICTIONS, REPORT, TABLES = "predictions", "report.html", "data"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
@@ -200,7 +202,15 @@ def replaced_failed_start(
         _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
     names = [MIXTURE]  # nothing was trained on its batches yet
     if conflicts:  # the report would show the baselines and the attempts as the new run's
-        names += [CONFIG, BASELINES, TRACKERS, FITTED_HEADS, attempt_log.FILE, tokenizer_folder]
+        names += [
+            CONFIG,
+            BASELINES,
+            MINIMAL_PAIRS,
+            TRACKERS,
+            FITTED_HEADS,
+            attempt_log.FILE,
+            tokenizer_folder,
+        ]
     _remove(folder / _PREVIOUS)
     (folder / _PREVIOUS).mkdir()
     _move(names, folder, folder / _PREVIOUS)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from bert_jax.apps.sentence_scores.minimal_pairs import (
     score_pairs,
 )
 from bert_jax.apps.sentence_scores.scorer import SentenceScore, SentenceScorer
-from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.testing.models import small_model, write_run
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
@@ -190,3 +191,31 @@ def test_models_without_a_head_are_refused(exported, tmp_path):
         SentenceScorer(small_model(tmp_path / "vocabulary", head=head))
     with pytest.raises(ConfigError, match="masking is 'left'; expected original or within_word"):
         SentenceScorer(load_model(exported), masking="left")  # type: ignore[arg-type]
+
+
+def test_every_checkpoint_is_scored_once_and_is_in_the_report(blimp, tmp_path, capsys):
+    model = small_model(tmp_path / "vocabulary", initializer_range=0.2)
+    run = write_run(tmp_path / "run", model, steps=(10, 20))
+    arguments = ["minimal-pairs", str(run), str(blimp / "[nov]*.jsonl*"), "--every-checkpoint"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["step", "10", "20"]
+    saved = json.loads((run / "minimal_pairs.json").read_text())
+    names = ("nouns.jsonl.gz", "order.jsonl", "verbs.jsonl")
+    pairs = read_pairs([str(blimp / name) for name in names])
+    for row in saved["checkpoints"]:
+        scorer = SentenceScorer(load_model(run / "checkpoints" / str(row["step"])))
+        found = accuracies(score_pairs(scorer, pairs))
+        assert row["all"] == pytest.approx(found["all"]["all"].value)
+        assert row["agreement"] == pytest.approx(found["groups"]["agreement"].value)
+    assert "Accuracy on minimal pairs" in (run / "report.html").read_text()
+    # A checkpoint that the run has deleted since keeps its row, and others are not scored again.
+    saved["checkpoints"][1]["all"] = 0.125
+    (run / "minimal_pairs.json").write_text(json.dumps(saved))
+    shutil.rmtree(run / "checkpoints" / "10")
+    assert main(arguments) == 0
+    assert json.loads((run / "minimal_pairs.json").read_text()) == saved
+    assert main([*arguments, "--limit", "1"]) == 0
+    saved = json.loads((run / "minimal_pairs.json").read_text())
+    assert [row["step"] for row in saved["checkpoints"]] == [20] and saved["pairs"] == 3
+    assert main([*arguments, "--output", "x.json"]) == 2

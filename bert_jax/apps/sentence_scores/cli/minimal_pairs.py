@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from bert_jax.apps.sentence_scores.cli.score import MaskingArguments
 from bert_jax.cli.arguments import ModelArguments
-from bert_jax.config.flags import flag, positional
-from bert_jax.errors import UserError, check_range
+from bert_jax.config.flags import flag, positional, switch
+from bert_jax.errors import ConfigError, UserError, check_range
 
 if TYPE_CHECKING:
-    from bert_jax.apps.sentence_scores.minimal_pairs import Accuracy
+    from bert_jax.apps.sentence_scores.minimal_pairs import Accuracy, MinimalPair
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ HELP = "measure how often a model prefers the acceptable sentence of a pair, as 
 EPILOG = """examples:
   bert-jax minimal-pairs exported 'blimp/data/*.jsonl' --output runs/blimp.json
   bert-jax minimal-pairs exported pairs.csv --good grammatical --bad ungrammatical --group rule
+  bert-jax minimal-pairs runs/novels 'blimp/data/*.jsonl' --limit 50 --every-checkpoint
 
 BLiMP: git clone https://github.com/alexwarstadt/blimp. Its published accuracies of a 5-gram, an
 LSTM, Transformer-XL and GPT-2 are added by
@@ -27,6 +28,10 @@ LSTM, Transformer-XL and GPT-2 are added by
 
 Prints the accuracy of each group, with a 95 % interval over its pairs; a group is a mean over its
 files, as in BLiMP. --output also has each file.
+
+--every-checkpoint writes the accuracy of each checkpoint that a run keeps to minimal_pairs.json in
+its folder, and the curve to its report. Repeated, also while the run is training, it scores the new
+ones only. A run keeps its newest three: --set train.checkpoints.keep_last=20 keeps more.
 """
 
 
@@ -48,10 +53,16 @@ class Arguments(ModelArguments, MaskingArguments):
         "FILE", "accuracies of other systems for each file of BLiMP, in the format of its summary"
     )
     output: str | None = flag("FILE", "JSON file with all results")
+    every_checkpoint: bool = switch("curve over the checkpoints of a run, in its report")
 
     def __post_init__(self) -> None:
         if self.limit is not None:
             check_range("--limit", self.limit, at_least=1)
+        if self.every_checkpoint and (self.output or self.published):
+            raise ConfigError(
+                "--every-checkpoint writes minimal_pairs.json and the report into the run folder; "
+                "remove --output and --published"
+            )
 
 
 def run(args: Arguments) -> None:
@@ -77,6 +88,9 @@ def run(args: Arguments) -> None:
         raise UserError(f"--output {args.output}: there is no folder {Path(args.output).parent}")
     columns = PairColumns(args.good, args.bad, args.group)
     pairs = read_pairs(expand_globs(args.files), columns, limit=args.limit)
+    if args.every_checkpoint:
+        _score_checkpoints(args, pairs)
+        return
     published = {} if args.published is None else read_published(args.published, pairs)
     scorer = SentenceScorer(load_model(args.model), masking=args.masking)
     with tqdm(desc="scoring", total=len(pairs), unit=" pairs", disable=None) as bar:
@@ -106,6 +120,24 @@ def run(args: Arguments) -> None:
                 "published": published,
             },
         )
+
+
+def _score_checkpoints(args: Arguments, pairs: "list[MinimalPair]") -> None:
+    """Prints a row for each checkpoint of the run."""
+    from bert_jax.apps.sentence_scores.checkpoints import score_checkpoints
+    from bert_jax.report.text_table import format_table
+
+    rows = score_checkpoints(
+        Path(args.model),
+        pairs,
+        masking=args.masking,
+        on_checkpoint=lambda row: logger.info(
+            "step %s: %.1f %%", f"{row['step']:,}", 100 * row["all"]
+        ),
+    )
+    names = [name for name in rows[-1] if name != "step"]
+    cells = [[f"{row['step']:,}", *(f"{100 * row[name]:.1f}" for name in names)] for row in rows]
+    print(format_table(["step", *names], cells), flush=True)
 
 
 def _cells(accuracy: "Accuracy") -> list[str]:
