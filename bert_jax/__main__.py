@@ -40,7 +40,7 @@ from bert_jax.apps.similarity import cli as cka
 from bert_jax.apps.simulate import cli as simulate
 from bert_jax.apps.static_embeddings import cli as distill_static
 from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
-from bert_jax.apps.word_vectors.cli import classify, senses, train_elmo
+from bert_jax.apps.word_vectors.cli import average, classify, senses, train_elmo
 from bert_jax.apps.word_vectors.cli import evaluate as word_vectors_evaluate
 from bert_jax.apps.word_vectors.cli import train as word_vectors_train
 from bert_jax.cli import (
@@ -112,6 +112,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "probe": probe,
         "word-vectors train": word_vectors_train,
         "word-vectors train-elmo": train_elmo,
+        "word-vectors average": average,
         "word-vectors evaluate": word_vectors_evaluate,
         "word-vectors senses": senses,
         "word-vectors classify": classify,

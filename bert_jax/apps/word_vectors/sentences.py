@@ -42,25 +42,38 @@ def read_sentences(corpus: Sequence[str]) -> list[list[str]]:
     """Reads a corpus as sentences of words, and leaves out sentences without words.
 
     Args:
-      corpus: the folder of one prepared corpus, or names and glob patterns of text and JSON lines
-        files, whose sentences are found in the same way as by `bert-jax prepare`.
+      corpus: as in `read_texts`.
 
     Raises:
-      UserError: the folder is no prepared corpus, a file cannot be read, or there are no words.
+      UserError: as in `read_texts`, or there are no words.
     """
-    if len(corpus) == 1 and Path(corpus[0]).is_dir():
-        texts = _prepared_sentences(corpus[0])
-    else:
-        source = TextFiles(tuple(corpus))
-        documents = source.read_texts(source.list_files())
-        texts = (s for document in documents for s in split_sentences(clean_text(document)))
     # Each word is in memory once, however often it occurs.
     sentences = [
-        [sys.intern(word) for word in words] for text in texts if (words := split_words(text))
+        [sys.intern(word) for word in words]
+        for text in read_texts(corpus)
+        if (words := split_words(text))
     ]
     if not sentences:
         raise UserError(f"{', '.join(corpus)}: no words; expected a corpus with letters or digits")
     return sentences
+
+
+def read_texts(corpus: Sequence[str]) -> Iterator[str]:
+    """Yields the sentences of a corpus as text.
+
+    Args:
+      corpus: the folder of one prepared corpus, or names and glob patterns of text and JSON lines
+        files, whose sentences are found in the same way as by `bert-jax prepare`.
+
+    Raises:
+      UserError: the folder is no prepared corpus, or a file cannot be read.
+    """
+    if len(corpus) == 1 and Path(corpus[0]).is_dir():
+        yield from _prepared_sentences(corpus[0])
+        return
+    source = TextFiles(tuple(corpus))
+    for document in source.read_texts(source.list_files()):
+        yield from split_sentences(clean_text(document))
 
 
 def _prepared_sentences(folder: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from bert_jax.__main__ import main
 from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.word_vectors.average import average_contexts
 from bert_jax.apps.word_vectors.frozen_features import (
     LabeledTexts,
     classify_frozen,
@@ -19,7 +20,7 @@ from bert_jax.apps.word_vectors.frozen_features import (
 from bert_jax.apps.word_vectors.senses import compare_senses
 from bert_jax.apps.word_vectors.vectors import WordVectors, write_word_vectors
 from bert_jax.apps.word_vectors.word_encoder import EncoderWords
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.model import build_network
 from bert_jax.pretrained.load import LoadedModel, require_tokenizer
 
@@ -73,6 +74,20 @@ def test_static_vectors_have_one_sense_and_an_encoder_several(
         compare_senses(vectors, "mends", ["A man mends.", "The old man mends."])
     with pytest.raises(UserError, match="1 sentence with 'man'; expected at least two"):
         compare_senses(vectors, "man", SENTENCES[:1])
+
+
+def test_averages_over_contexts_equal_a_slow_mean(model: LoadedModel):
+    encoder, texts = EncoderWords(model), [*SENTENCES, "The man and the sea."]
+    settings = {"max_contexts": 3, "min_count": 2}
+    found = average_contexts(encoder, texts, layer=1, **settings)
+    assert set(found.words) == {"the", "man", "old", "sea"} and found.words[0] == "the"
+    embedded = [encoder.embed([text])[0][:, 1] for text in texts]
+    the = [embedded[0][0], embedded[1][3], embedded[2][1]]  # the first three of six
+    np.testing.assert_allclose(found["the"], np.mean(the, axis=0), atol=1e-5)
+    sea = [embedded[2][2], embedded[3][4]]
+    np.testing.assert_allclose(found["sea"], np.mean(sea, axis=0), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"layer is 3, but the model has 3: layer 0, .* 0 to 2"):
+        average_contexts(encoder, texts, layer=3, **settings)
 
 
 def test_mean_features_leave_unknown_words_out(vectors: WordVectors):
