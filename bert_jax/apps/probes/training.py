@@ -172,7 +172,9 @@ def _init(
     params: Params = {"mix": jnp.zeros(num_layers), "gamma": jnp.ones(())}
     for index, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         kernel = jax.random.normal(jax.random.fold_in(key, index), (fan_in, fan_out))
-        scale = np.float32(fan_in**-0.5)
+        # Zeros in the last layer: with fewer examples than features, random values would stay in
+        # the directions that no example has, and be noise in the predictions on test.
+        scale = np.float32(fan_in**-0.5 if index < len(sizes) - 2 else 0)
         params[str(index)] = {"kernel": kernel * scale, "bias": jnp.zeros(fan_out)}
     return params
 
