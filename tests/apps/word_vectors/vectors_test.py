@@ -201,9 +201,14 @@ def test_the_verbs_train_and_evaluate(
     train = ["word-vectors", "train", "glove", str(text_file), "--output", vectors]
     assert main([*train, "--min-count", "1", "--dimensions", "4", "--epochs", "2"]) == 0
     pairs.write_text("# comment\nbank\triver\t5\nthe\tTown\t1\nmoney\twet\t2\nx\tbank\t1\n")
+    questions = tmp_path / "questions.txt"
+    questions.write_text(": all unknown\na b c d\n")
     evaluate = ["word-vectors", "evaluate", vectors, "--similarity", str(pairs)]
+    evaluate += ["--analogies", str(questions)]
     assert main([*evaluate, "--output", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())["similarity"]["pairs"]
+    results = json.loads((tmp_path / "found.json").read_text())
+    assert results["analogies"]["all"] == {"accuracy": None, "questions": 0, "missing": 1}
+    found = results["similarity"]["pairs"]
     assert (found["pairs"], found["missing"]) == (3, 1)
     assert "similarity: pairs" in capsys.readouterr().out
     pairs.write_text("bank river\n")

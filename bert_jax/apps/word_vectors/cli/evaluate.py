@@ -1,5 +1,6 @@
 """Runs `bert-jax word-vectors evaluate`: word similarity and analogies."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,4 +57,7 @@ def run(args: Arguments) -> None:
             value, counted, missing = result.values()
             print(f"{f'{kind}: {name}':32} {value:8.3f} {counted:8,} {missing:9,}", flush=True)
     if args.output is not None:
+        # JSON has no NaN, the result of a section without questions.
+        for result in (result for rows in found.values() for result in rows.values()):
+            result |= {name: None for name, value in result.items() if math.isnan(value)}
         write_json(Path(args.output), found)
