@@ -44,8 +44,8 @@ APPS_THAT_USE_OTHERS = {
     "quickstart": {"curate", "studies"},
     # Relations between words are those of a treebank.
     "attention_heads": {"treebanks"},
-    # It reads treebanks, which other analyses of words read, too.
-    "probes": {"treebanks"},
+    # It reads treebanks, which other analyses of words read, too; word vectors are a baseline.
+    "probes": {"treebanks", "word_vectors"},
     # The hidden states of words, which are compared with word vectors.
     "word_vectors": {"treebanks"},
 }

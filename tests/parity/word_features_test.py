@@ -7,7 +7,6 @@ from bert_jax.apps.testing.models import small_model
 from bert_jax.apps.treebanks.word_features import (
     encode_words,
     fitting_sentences,
-    look_up_words,
     with_random_parameters,
 )
 from bert_jax.errors import UserError
@@ -63,17 +62,3 @@ def test_sentences_that_are_too_long(tmp_path):
     assert fitting_sentences(model, sentences) == [0, 1, 2]
     with pytest.raises(UserError, match="21 tokens with special tokens, but small model reads 20"):
         encode_words(model, sentences, cache=None)
-
-
-def test_word_vectors(tmp_path):
-    file = tmp_path / "vectors.txt"
-    file.write_text("3 2\nthe 1 2\nsea 3 4\n. . 7 8\nThe 5 6\n", "utf-8")
-    found = look_up_words(str(file), [("The", "SEA"), ("the", "net")])
-    np.testing.assert_array_equal(found.values, [[[5, 6], [3, 4], [1, 2], [0, 0]]])
-    for line in ("net 1", "net 1 nan", "net 1 x"):
-        file.write_text(f"the 1 2\n{line}\n", "utf-8")
-        with pytest.raises(UserError, match="line 2: expected a word and 2 finite numbers"):
-            look_up_words(str(file), [("the", "net")])
-    file.write_text("old 1 2\n", "utf-8")
-    with pytest.raises(UserError, match="none of the 1 different words"):
-        look_up_words(str(file), [("the",)])

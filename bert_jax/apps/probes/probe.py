@@ -48,9 +48,10 @@ from bert_jax.apps.treebanks.word_features import (
     WordFeatures,
     encode_words,
     fitting_sentences,
-    look_up_words,
     with_random_parameters,
 )
+from bert_jax.apps.word_vectors.vectors import read_word_vectors
+from bert_jax.apps.word_vectors.word_encoder import look_up_words
 from bert_jax.errors import UserError, check_range
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.metrics.ner_metrics import entity_counts, entity_types
@@ -180,7 +181,8 @@ def probe(
         for name, each in ((MODEL, model), (RANDOM, random_model))
     }
     if vectors is not None:
-        sources[VECTORS] = _remember(lambda words: look_up_words(vectors, words))
+        word_vectors = read_word_vectors(vectors)
+        sources[VECTORS] = _remember(lambda words: look_up_words(word_vectors, words))
     formats = {is_treebank(file) for file in files.values()}
     if len(formats) > 1:
         raise UserError(

@@ -1,7 +1,7 @@
 """Computes features of words in sentences: the hidden states of all layers of a frozen encoder.
 
-Word vectors from a file and networks with random parameters give features of the same form, so that
-every analysis of words can compare them.
+Word vectors (`look_up_words`) and networks with random parameters give features of the same form,
+so that every analysis of words can compare them.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from bert_jax.params import paths
 from bert_jax.predict.batches import padded_batches
 from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_tokenizer
 from bert_jax.tasks.token_classification import tokenize_words
-from bert_jax.text.files import read_text
 from bert_jax.text.tokenizer import Tokenizer
 
 Pooling = Literal["first", "mean"]
@@ -82,47 +81,6 @@ def with_random_parameters(model: LoadedModel, seed: int = 0) -> LoadedModel:
     """Returns the model with newly initialized parameters: the same network, not trained."""
     params = build_network(model.config, ()).init(jax.random.key(seed))
     return dataclasses.replace(model, params=jax.device_get(params))
-
-
-def look_up_words(file: str, sentences: Sentences) -> WordFeatures:
-    """Reads vectors of words from a text file: a word and D numbers on each line, as GloVe's.
-
-    A first line of two numbers, as word2vec writes, is skipped. A word that the file lacks has the
-    vector of its lower case, else zeros.
-
-    Raises:
-      UserError: a line has no numbers or another number of them than the first, or no word of
-        the sentences is in the file.
-    """
-    words = [word for sentence in sentences for word in sentence]
-    wanted = {*words, *(word.lower() for word in words)}
-    vectors: dict[str, np.ndarray] = {}
-    size = 0
-    for line_number, line in enumerate(read_text(file).split("\n"), start=1):
-        line = line.rstrip()
-        is_header = line_number == 1 and line.count(" ") == 1
-        if not line or is_header:
-            continue
-        size = size or line.count(" ")
-        # Some vectors of GloVe are of words with spaces.
-        word, *cells = line.rsplit(" ", size)
-        if len(cells) == size and word not in wanted:
-            continue
-        try:
-            vector = np.array(cells, np.float32)
-        except ValueError:
-            vector = np.zeros(0, np.float32)
-        if len(vector) != size or not np.isfinite(vector).all():
-            raise UserError(
-                f"{file}, line {line_number}: expected a word and {size} finite numbers, separated "
-                f"by spaces; found {line[:60]!r}"
-            )
-        vectors[word] = vector
-    if not vectors:
-        raise UserError(f"{file}: none of the {len(set(words)):,} different words has a vector")
-    unknown = np.zeros(size, np.float32)
-    found = [vectors.get(word, vectors.get(word.lower(), unknown)) for word in words]
-    return WordFeatures(("vectors",), np.stack(found)[None])
 
 
 def tokenize_sentences(

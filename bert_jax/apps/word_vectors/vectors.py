@@ -120,12 +120,14 @@ def read_word_vectors(path: str | Path) -> WordVectors:
         )
     words, array = list[str](), np.zeros((len(lines) - first, size), np.float32)
     for row, line in enumerate(lines[first:]):
-        word, *values = line.rstrip().split(" ")
+        # Some words of GloVe contain spaces.
+        word, *values = line.rstrip().rsplit(" ", size)
         try:
             array[row] = np.array(values, np.float32).reshape(size)
         except ValueError:
             raise UserError(
-                f"{path}, line {row + first + 1}: {line[:60]!r}; expected a word and {size} numbers"
+                f"{path}, line {row + first + 1}: {line[:60]!r}; expected a word and {size} "
+                "numbers, separated by spaces"
             ) from None
         words.append(word)
     try:

@@ -7,10 +7,16 @@ from typing import Protocol
 
 import numpy as np
 
-from bert_jax.apps.treebanks.word_features import encode_words, tokenize_sentences
+from bert_jax.apps.treebanks.word_features import (
+    Sentences,
+    WordFeatures,
+    encode_words,
+    tokenize_sentences,
+)
 from bert_jax.apps.word_vectors.elmo import is_elmo_folder, load_elmo
 from bert_jax.apps.word_vectors.sentences import split_words
-from bert_jax.apps.word_vectors.vectors import read_word_vectors
+from bert_jax.apps.word_vectors.vectors import WordVectors, read_word_vectors
+from bert_jax.errors import UserError
 from bert_jax.pretrained.load import LoadedModel, load_encoder, require_tokenizer
 
 _WORD_OR_MARK = re.compile(r"(?:\w|[\u0300-\u036f])+|[^\w\s]")
@@ -88,3 +94,23 @@ def load_word_encoder(path: str) -> WordEncoder:
     if is_elmo_folder(Path(path)):
         return load_elmo(Path(path))
     return EncoderWords(load_encoder(path))
+
+
+def look_up_words(vectors: WordVectors, sentences: Sentences) -> WordFeatures:
+    """Returns the vectors of the words of sentences as features with one layer.
+
+    A word without a vector has the vector of its lower case, else zeros.
+
+    Raises:
+      UserError: no word of the sentences has a vector.
+    """
+    words = [word for sentence in sentences for word in sentence]
+    values = np.zeros((len(words), vectors.array.shape[1]), np.float32)
+    found = False
+    for row, word in enumerate(words):
+        name = word if word in vectors else word.lower()
+        if name in vectors:
+            values[row], found = vectors[name], True
+    if not found:
+        raise UserError(f"none of the {len(set(words)):,} different words has a vector")
+    return WordFeatures(("vectors",), values[None])

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import torch
 
 from bert_jax.__main__ import main
 from bert_jax.apps.word_vectors import glove
@@ -23,6 +22,7 @@ from bert_jax.apps.word_vectors.vectors import (
     read_word_vectors,
     write_word_vectors,
 )
+from bert_jax.apps.word_vectors.word_encoder import look_up_words
 from bert_jax.errors import ConfigError, MissingExtraError, UserError
 
 gensim_models = pytest.importorskip("gensim.models")
@@ -103,6 +103,16 @@ def test_damaged_files_are_refused(tmp_path: Path, text: str, message: str):
         read_word_vectors(tmp_path / "v.txt")
 
 
+def test_words_without_a_vector_have_that_of_their_lower_case_or_zeros(tmp_path: Path):
+    (tmp_path / "v.txt").write_text("the 1 2\nsea 3 4\n. . 7 8\nThe 5 6\n", "utf-8")
+    vectors = read_word_vectors(tmp_path / "v.txt")
+    np.testing.assert_array_equal(vectors[". ."], [7, 8])  # as in GloVe's files
+    found = look_up_words(vectors, [("The", "SEA"), ("the", "net")])
+    np.testing.assert_array_equal(found.values, [[[5, 6], [3, 4], [1, 2], [0, 0]]])
+    with pytest.raises(UserError, match="none of the 1 different words has a vector"):
+        look_up_words(vectors, [("old",)])
+
+
 def test_similarity_and_analogies_equal_those_of_gensim(tmp_path: Path):
     pairs, questions = evaluation_file("wordsim353.tsv"), evaluation_file("questions-words.txt")
     lines = [line.split("\t") for line in pairs.read_text().split("\n")[2:]]
@@ -143,6 +153,7 @@ def test_cooccurrences_equal_a_slow_count():
 
 
 def test_the_loss_of_glove_and_its_gradients_equal_a_reference(monkeypatch: pytest.MonkeyPatch):
+    torch = pytest.importorskip("torch")
     monkeypatch.setattr(glove, "X_MAX", 2.0)  # counts on both sides of it
     params = glove.init_params(jax.random.key(0), 5, 3)
     words, contexts = np.array([0, 1, 1, 4, 0]), np.array([1, 0, 2, 4, 0])
