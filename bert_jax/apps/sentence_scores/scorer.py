@@ -96,7 +96,6 @@ class SentenceScorer:
             self._method, config = "seq2seq", model.config
             self._tokenizer, self._pad_id = require_tokenizer(model), model.config.pad_token_id
             self._params: Any = jax.device_put(model.params)
-            compute = functools.partial(seq2seq_log_probabilities, config=model.config)
         else:
             is_causal = isinstance(model, LoadedCausalLM)
             encoder = model.network if is_causal else require_encoder(model, "score texts")
@@ -104,7 +103,6 @@ class SentenceScorer:
             self._pad_id = self._tokenizer.pad_id
             self._method, parts = _method_of(encoder, is_causal=is_causal)
             self._params = params_to_device(encoder, parts)
-            compute = functools.partial(_FUNCTIONS[self._method], config=encoder.config)
         if self._method != "masked" and masking != "original":
             raise ConfigError(
                 f"masking is {masking!r}, but {model.path} is not a masked language model; "
@@ -114,7 +112,9 @@ class SentenceScorer:
         # The number of special tokens before a text: one in most families, none in T5.
         marked = self._tokenizer.build_inputs_with_special_tokens([-1])
         self._num_prefix_tokens = marked.tolist().index(-1)
-        self._compute = jax.jit(functools.partial(compute, vocab_size=self._tokenizer.vocab_size))
+        self._compute = functools.partial(
+            _COMPILED[self._method], config=config, vocab_size=self._tokenizer.vocab_size
+        )
 
     @overload
     def __call__(self, texts: str) -> SentenceScore: ...
@@ -299,13 +299,6 @@ def not_replaced_log_probabilities(
     return {"log_probabilities": -jax.nn.softplus(logits.astype(jnp.float32))}
 
 
-_FUNCTIONS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
-    "masked": masked_log_probabilities,
-    "causal": causal_log_probabilities,
-    "replaced": not_replaced_log_probabilities,
-}
-
-
 def seq2seq_log_probabilities(
     params: Mapping[str, Any],
     batch: Mapping[str, jax.Array],
@@ -327,6 +320,15 @@ def seq2seq_log_probabilities(
     hidden = model(sources, decoder_input_ids=inputs).last_hidden_state
     log_probabilities = jax.nn.log_softmax(model.logits(hidden)[..., :vocab_size])
     return {"log_probabilities": _at(log_probabilities, targets)}
+
+
+# Compiled here, not by each scorer: the checkpoints of a run share their programs.
+_COMPILED: dict[_Method, Callable[..., dict[str, jax.Array]]] = {
+    "masked": jax.jit(masked_log_probabilities, static_argnames=("config", "vocab_size")),
+    "causal": jax.jit(causal_log_probabilities, static_argnames=("config", "vocab_size")),
+    "replaced": jax.jit(not_replaced_log_probabilities, static_argnames=("config", "vocab_size")),
+    "seq2seq": jax.jit(seq2seq_log_probabilities, static_argnames=("config", "vocab_size")),
+}
 
 
 def _at(values: jax.Array, ids: jax.Array) -> jax.Array:

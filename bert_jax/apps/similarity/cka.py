@@ -159,8 +159,9 @@ def linear_cka(
     for group in texts:
         texts_of_group = [text for text in group if text.strip()]
         for batch_texts in _similar_lengths(texts_of_group, readers[0].tokenizer, length):
-            (x, weights), *compared = [reader(batch_texts, length) for reader in readers]
-            for cka, (y, weights_y) in zip(found, compared, strict=True):
+            x, weights = readers[0](batch_texts, length)
+            for cka, other, reader in zip(found, others, readers[1:], strict=True):
+                y, weights_y = (x, weights) if other is model else reader(batch_texts, length)
                 cka.add(x, y, weights * weights_y)
         on_progress(len(group))
     return [cka.value() for cka in found], found[0].num_examples if found else 0
