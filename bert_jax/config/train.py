@@ -82,10 +82,45 @@ class Adafactor:
         check_range(name, self.min_dim_size_to_factor, at_least=1)
 
 
-Optimizer = AdamW | Lamb | StableAdamW | Adafactor
+UpdateScale = Literal["adamw_rms", "shape"]
 
 
-def _check_moments(optimizer: AdamW | Lamb | StableAdamW) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Configures Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the rest.
+
+    The update of a matrix is its momentum with all singular values near 1 (five Newton-Schulz
+    steps). Embeddings, heads, biases and norms are trained by AdamW.
+
+    Attributes:
+      update_scale: how large the update of a matrix [rows, columns] is. "adamw_rms" multiplies by
+        0.2 * sqrt(max(rows, columns)), which gives the elements the root mean square of AdamW's
+        updates, so that AdamW's rates and weight decay fit (Liu et al. 2025, "Muon is scalable
+        for LLM training", section 2.2). "shape" multiplies by sqrt(max(1, columns / rows)) and
+        needs a larger rate. Jordan's code has 0.02 for matrices and 3e-4 for the rest, which is
+        the rate 0.02 with an `adamw_rate_factor` of 0.015.
+      adamw_rate_factor: the learning rate of the parameters that AdamW trains, as a fraction of
+        the rate of the schedule, which the matrices have.
+    """
+
+    momentum: float = 0.95  # decay of the mean of the gradients of matrices; Nesterov's
+    update_scale: UpdateScale = "adamw_rms"
+    adamw_rate_factor: float = 1.0
+    b1: float = 0.9  # as in `AdamW`, for the rest
+    b2: float = 0.999  # as in `AdamW`, for the rest
+    epsilon: float = 1e-6  # as in `AdamW`, for the rest
+    weight_decay: float = 0.01  # as in `AdamW`, for all kernels and tables
+
+    def __post_init__(self) -> None:
+        check_range("train.optimizer.momentum", self.momentum, at_least=0, below=1)
+        check_range("train.optimizer.adamw_rate_factor", self.adamw_rate_factor, above=0)
+        _check_moments(self)
+
+
+Optimizer = AdamW | Lamb | StableAdamW | Adafactor | Muon
+
+
+def _check_moments(optimizer: AdamW | Lamb | StableAdamW | Muon) -> None:
     for name in ("b1", "b2"):
         check_range(f"train.optimizer.{name}", getattr(optimizer, name), at_least=0, below=1)
     check_range("train.optimizer.epsilon", optimizer.epsilon, at_least=0)
@@ -229,6 +264,7 @@ __all__ = [
     "LabeledEval",
     "Lamb",
     "LoggingConfig",
+    "Muon",
     "Optimizer",
     "Phase",
     "Schedule",

@@ -3,6 +3,7 @@
 Fine-tuning adds frozen parameters, layer-wise learning rates and gradual unfreezing.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from bert_jax.config.train import (
     ConstantRate,
     InverseSquareRoot,
     Lamb,
+    Muon,
     Schedule,
     StableAdamW,
     TrainConfig,
@@ -106,6 +108,69 @@ def scale_by_stable_adamw(config: StableAdamW) -> optax.GradientTransformation:
     return optax.GradientTransformation(adam.init, update)
 
 
+MUON, ADAM = "muon", "adam"  # these names are part of saved optimizer states
+MUON_PATTERNS = tuple(
+    f"{network}{stack}"
+    for network in ("", f"{paths.GENERATOR}/")
+    for stack in ("encoder/**/layers/*/**/kernel", "decoder/layers/*/**/kernel")
+)
+"""The matrices that Muon trains: the kernels of all layers, [inputs, outputs].
+
+Those of attention have the outputs of all heads as one dimension, [D, H * K], as in Jordan's code.
+Embeddings, the projection of factorized ones, heads and adapters are left to AdamW.
+"""
+
+
+def scale_by_muon(config: Muon) -> optax.GradientTransformation:
+    """Scales the gradients of the layers' matrices by Muon and all others by Adam; adds decay.
+
+    As in optax, the momentum is corrected for its start at 0, which Jordan's code does not do.
+
+    Raises:
+      ConfigError: at init, if no trained parameter is a matrix of a layer.
+    """
+
+    def param_labels(params: Any) -> Any:
+        flat = paths.flatten(params)
+        # Frozen parameters are `optax.MaskedNode` and have no dimensions.
+        trained = {path: leaf.ndim for path, leaf in flat.items() if hasattr(leaf, "ndim")}
+        matrices = {p for p, n in trained.items() if n == 2 and paths.matches_any(MUON_PATTERNS, p)}
+        if not matrices:
+            raise ConfigError(
+                "train.optimizer is Muon, which trains the matrices of the layers "
+                f"({', '.join(MUON_PATTERNS[:2])}), but this run trains none of them, only "
+                f"{', '.join(list(trained)[:3])}, ...; expected another optimizer, such as AdamW"
+            )
+        return paths.unflatten({path: MUON if path in matrices else ADAM for path in flat})
+
+    def dimensions(updates: Any) -> Any:
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), updates)
+
+    def scale_by_shape(updates: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda leaf: _update_scale(config, *leaf.shape) * leaf, updates)
+
+    orthogonalize = optax.contrib.scale_by_muon(
+        beta=config.momentum, weight_dimension_numbers=dimensions
+    )
+    adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+    # Not `optax.contrib.muon`, whose Adam has Nesterov momentum.
+    return optax.partition(
+        {
+            MUON: optax.chain(orthogonalize, optax.stateless(scale_by_shape), decay),
+            ADAM: optax.chain(adam, decay, optax.scale(config.adamw_rate_factor)),
+        },
+        param_labels,
+    )
+
+
+def _update_scale(config: Muon, rows: int, columns: int) -> float:
+    if config.update_scale == "adamw_rms":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, columns / rows))
+
+
 def learning_rate_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the number of updates done.
 
@@ -170,8 +235,8 @@ def _constant_then_sqrt_decay(peak: float, total_steps: int, decay_steps: int) -
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     """Returns the optax transform of a training config.
 
-    Order of the chain: weight anchor (L2-SP or EWC), gradient clipping, Adam or Adafactor, weight
-    decay, trust ratio (LAMB), layer-wise learning rates, learning-rate schedule.
+    Order of the chain: weight anchor (L2-SP or EWC), gradient clipping, Adam, Adafactor or Muon,
+    weight decay, trust ratio (LAMB), layer-wise learning rates, learning-rate schedule.
     """
     config = train.optimizer
     match config:
@@ -185,6 +250,8 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
             adam = [scale_by_adafactor(config)]
         case StableAdamW():
             adam = [scale_by_stable_adamw(config)]
+        case Muon():
+            adam = [scale_by_muon(config)]
     tuning, weight_anchor = train.tuning, train.tuning.weight_anchor
     transforms = [
         *([l2_to_init(weight_anchor)] if weight_anchor else []),

@@ -2,14 +2,14 @@
 
     python training_driver.py CORPUS RUN [--recipe NAME] [--steps 40] [--kill-at 17]
                               [--kill-in-save 20] [--term-at 11] [--term-in-save 20]
-                              [--hang-at 5]
+                              [--hang-at 5] [--set FIELD=VALUE ...]
 
-With `--recipe`, CORPUS is the folder of `prepare_recipes`, and the run that of a small recipe.
-`--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL while the checkpoint of step N
-is half written, `--term-at N` SIGTERM after update N, `--term-in-save N` SIGTERM while the
-checkpoint of step N is half written, `--hang-at N` makes the last process hang after update N. The
-examples of every batch that this process gets are appended to RUN/rows-<processes>-<process>.txt,
-one line per step.
+`--set` changes fields of the run. With `--recipe`, CORPUS is the folder of `prepare_recipes`, and
+the run that of a small recipe. `--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL
+while the checkpoint of step N is half written, `--term-at N` SIGTERM after update N, `--term-in-
+save N` SIGTERM while the checkpoint of step N is half written, `--hang-at N` makes the last process
+hang after update N. The examples of every batch that this process gets are appended to
+RUN/rows-<processes>-<process>.txt, one line per step.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from bert_jax.apps.testing.experiments import tiny_experiment, two_length_phases
+from bert_jax.config.config_lib import override
 from bert_jax.config.experiment import Experiment
 from bert_jax.errors import UserError
 
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--term-at", type=int)
     parser.add_argument("--term-in-save", type=int)
     parser.add_argument("--hang-at", type=int)
+    parser.add_argument("--set", nargs="+", default=[])
     args = parser.parse_args()
 
     from bert_jax.io.log_handler import set_up_logging
@@ -66,7 +68,7 @@ def main() -> int:
 
             small = small_experiment(args.recipe, Path(args.corpus), steps=args.steps)
             return run(small, args.run)
-        return run(experiment(args.corpus, args.steps), args.run)
+        return run(override(experiment(args.corpus, args.steps), args.set), args.run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

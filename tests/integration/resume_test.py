@@ -12,6 +12,7 @@ from bert_jax.params import paths
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 from tests.helpers.processes import drive, drive_together
+from tests.helpers.same_parameters import assert_same_parameters
 
 KILLED = -signal.SIGKILL
 
@@ -64,6 +65,16 @@ def test_interrupted_run_is_bit_identical(corpus, straight, tmp_path, interrupti
         assert np.array_equal(found[path], leaf), path
     assert losses(run) == losses(straight)
     assert losses(straight)[-1] < losses(straight)[0]
+
+
+@pytest.mark.slow
+def test_muon_that_was_killed_is_bit_identical(corpus, tmp_path):
+    changes = ("--set", "train.optimizer=Muon")
+    drive(corpus, tmp_path / "straight", *changes, expect=EXIT_DONE)
+    drive(corpus, tmp_path / "killed", *changes, "--kill-in-save", "20", expect=KILLED)
+    drive(corpus, tmp_path / "killed", *changes, expect=EXIT_DONE)
+    assert_same_parameters(tmp_path / "straight", tmp_path / "killed")
+    assert losses(tmp_path / "straight") == losses(tmp_path / "killed")
 
 
 def rows(run: Path, count: int) -> list[str]:

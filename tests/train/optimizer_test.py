@@ -1,5 +1,6 @@
 """Compares optimizer and schedule with independent references in NumPy and optax."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,21 +9,30 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.config.objectives import Pretraining
+from bert_jax.config.objectives import Pretraining, ReplacedTokens
 from bert_jax.config.train import (
     AdamW,
     Lamb,
+    Muon,
     Phase,
     StableAdamW,
     TrainConfig,
     WarmupLinear,
     WarmupStableDecay,
 )
+from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.electra.config import ElectraConfig, generator_config
+from bert_jax.objectives.make import make_objective
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.train.optimizer import WEIGHT_DECAY, learning_rate_schedule, make_optimizer
+from bert_jax.train.optimizer import (
+    MUON_PATTERNS,
+    WEIGHT_DECAY,
+    learning_rate_schedule,
+    make_optimizer,
+)
 
 PHASES = (Phase(steps=10, seq_length=8, batch_size=4, max_predictions_per_seq=2),)
 
@@ -167,3 +177,147 @@ def test_gradients_are_not_clipped_without_a_norm():
     equal = jax.tree.map(np.array_equal, states[None], states[1e9])
     assert jax.tree.all(equal)
     assert not jax.tree.all(jax.tree.map(np.array_equal, states[None], states[1.0]))
+
+
+def layer_params():
+    """Returns a wide, a tall and a square matrix of layers, and what Muon leaves to AdamW."""
+    random = np.random.default_rng(1)
+    shapes = {
+        "encoder/layers/0/attention/query/kernel": (4, 4),
+        "encoder/layers/0/feed_forward/intermediate/kernel": (4, 6),
+        "encoder/groups/0/layers/0/feed_forward/output/kernel": (6, 4),
+        "encoder/layers/0/attention/query/bias": (4,),
+        "encoder/embeddings/word_embeddings/embedding": (5, 4),
+        "encoder/embedding_projection/kernel": (3, 4),
+        "masked_lm/transform/kernel": (4, 4),
+        "classifier/kernel": (4, 2),
+    }
+    flat = {path: jnp.asarray(random.normal(size=s), jnp.float32) for path, s in shapes.items()}
+    return paths.unflatten(flat)
+
+
+def layer_grads(step):
+    random = np.random.default_rng(200 + step)
+    return jax.tree.map(
+        lambda p: jnp.asarray(random.normal(size=p.shape), jnp.float32), layer_params()
+    )
+
+
+def orthogonalized(matrix):
+    """Computes five Newton-Schulz steps as Jordan et al. 2024 define them, in float64."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(5):
+        gram = x.T @ x if x.shape[0] > x.shape[1] else x @ x.T
+        poly = b * gram + c * gram @ gram
+        x = a * x + (x @ poly if x.shape[0] > x.shape[1] else poly @ x)
+    return x
+
+
+def muon_reference(choice: Muon, steps: int):
+    params = {k: np.asarray(v, np.float64) for k, v in paths.flatten(layer_params()).items()}
+    mu = {k: np.zeros_like(v) for k, v in params.items()}
+    nu = {k: np.zeros_like(v) for k, v in params.items()}
+    rates = [0.25e-2, 0.5e-2, 0.75e-2, 1e-2, 1e-2, 1e-2 * 5 / 6]
+    for step in range(steps):
+        for k, grad in paths.flatten(layer_grads(step)).items():
+            g, t, rate = np.asarray(grad, np.float64), step + 1, rates[step]
+            if "layers/" in k and k.endswith("kernel"):
+                beta, (rows, columns) = choice.momentum, g.shape
+                mu[k] = beta * mu[k] + (1 - beta) * g
+                nesterov = beta * mu[k] / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+                scale = {
+                    "adamw_rms": 0.2 * max(rows, columns) ** 0.5,
+                    "shape": max(1, columns / rows) ** 0.5,
+                }[choice.update_scale]
+                update = scale * orthogonalized(nesterov)
+            else:
+                mu[k] = choice.b1 * mu[k] + (1 - choice.b1) * g
+                nu[k] = choice.b2 * nu[k] + (1 - choice.b2) * g**2
+                m, v = mu[k] / (1 - choice.b1**t), nu[k] / (1 - choice.b2**t)
+                update, rate = m / (np.sqrt(v) + choice.epsilon), rate * choice.adamw_rate_factor
+            if not k.endswith("bias"):
+                update = update + choice.weight_decay * params[k]
+            params[k] = params[k] - rate * update
+    return params
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [Muon(weight_decay=0.1), Muon(update_scale="shape", adamw_rate_factor=0.1, momentum=0.9)],
+    ids=["adamw_rms", "shape"],
+)
+def test_muon_equals_the_reference(choice):
+    optimizer = make_optimizer(train(optimizer=choice, max_grad_norm=None))
+    params: Any = layer_params()
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for step in range(6):
+        updates, state = update(layer_grads(step), state, params)
+        params = optax.apply_updates(params, updates)
+    expected = muon_reference(choice, 6)
+    for path, leaf in paths.flatten(params).items():
+        np.testing.assert_allclose(leaf, expected[path], rtol=1e-4, atol=2e-6, err_msg=path)
+
+
+def test_muon_updates_are_as_large_as_those_of_adamw():
+    """Liu et al. 2025, section 2.2: the root mean square is 0.2, whatever the shape."""
+    shapes = {"square": (96, 96), "wide": (64, 256), "tall": (256, 64)}
+    random = np.random.default_rng(0)
+    matrices = {
+        name: {"kernel": jnp.asarray(random.normal(size=shape), jnp.float32)}
+        for name, shape in shapes.items()
+    }
+    params: Any = {"encoder": {"layers": {"0": matrices}}}
+    rate = WarmupLinear(peak_learning_rate=1.0, warmup_steps=0)
+    optimizer = make_optimizer(train(optimizer=Muon(weight_decay=0.0), schedule=rate))
+    updates: Any = optimizer.update(params, optimizer.init(params), params)[0]
+    for path, update in paths.flatten(updates).items():
+        # Newton-Schulz leaves singular values between about 0.7 and 1.2.
+        assert float(jnp.sqrt(jnp.mean(update**2))) == pytest.approx(0.2, rel=0.2), path
+
+
+def test_muon_has_no_moments_for_squares_of_matrices():
+    state = jax.eval_shape(make_optimizer(train(optimizer=Muon())).init, layer_params())
+    sizes = [leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim]
+    matrices, others = 16 + 24 + 24, 4 + 20 + 12 + 16 + 8
+    assert sum(sizes) == matrices + 2 * others + 3  # the coefficients of the polynomial
+
+
+@pytest.mark.parametrize(
+    "frozen", [("encoder/**/layers/**",), ("encoder/**/kernel",)], ids=["layers", "kernels"]
+)
+def test_muon_without_matrices_to_train_is_refused(frozen):
+    config = train(optimizer=Muon(), tuning=TuningConfig(frozen=frozen))
+    message = r"Muon, .* trains none of them, only classifier/.*; expected another optimizer"
+    with pytest.raises(ConfigError, match=message):
+        make_optimizer(config).init(layer_params())
+
+
+def test_muon_trains_what_is_not_frozen():
+    config = train(optimizer=Muon(), tuning=TuningConfig(frozen=("encoder/groups/**",)))
+    optimizer, params = make_optimizer(config), layer_params()
+    updates: Any = optimizer.update(layer_grads(0), optimizer.init(params), params)[0]
+    for path, update in paths.flatten(updates).items():
+        assert bool(jnp.any(update != 0)) == (not path.startswith("encoder/groups")), path
+
+
+def test_muon_takes_the_layers_of_both_networks_of_electra():
+    model = ElectraConfig.from_size("small", vocab_size=50)
+    objective = ReplacedTokens(
+        model=model, generator=generator_config(model, 0.25), mask_token_id=4
+    )
+    flat = paths.flatten(make_objective(objective).abstract())
+    chosen = {path for path in flat if paths.matches_any(MUON_PATTERNS, path)}
+    names = {path.split("layers/")[1].partition("/")[2] for path in chosen}
+    assert names == {
+        *(f"attention/{name}/kernel" for name in ("query", "key", "value", "output")),
+        "feed_forward/intermediate/kernel",
+        "feed_forward/output/kernel",
+    }
+    assert len(chosen) == 2 * 12 * 6
+
+
+@pytest.mark.parametrize("field", ["momentum", "adamw_rate_factor", "b2"])
+def test_muon_refuses_numbers_out_of_range(field):
+    with pytest.raises(ConfigError, match=f"train.optimizer.{field} is -1"):
+        dataclasses.replace(Muon(), **{field: -1.0})

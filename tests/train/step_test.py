@@ -16,7 +16,16 @@ from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.data import PretrainingData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import CausalLM, Pretraining, ReplacedTokens
-from bert_jax.config.train import Parallelism, Phase, TrainConfig, WarmupLinear, make_mesh_config
+from bert_jax.config.train import (
+    AdamW,
+    Muon,
+    Optimizer,
+    Parallelism,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+    make_mesh_config,
+)
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.layers.config import (
@@ -41,16 +50,25 @@ MODEL = BertConfig(
     attention_probs_dropout_prob=0.0,
 )
 STEPS = 3
-COMPUTE = ComputeConfig()
+COMPUTE, ADAMW = ComputeConfig(), AdamW()
 
 
-def experiment(phase=PHASE, model=MODEL, compute=COMPUTE, preset: Parallelism = "dp", program=None):
+def experiment(
+    phase=PHASE,
+    model=MODEL,
+    compute=COMPUTE,
+    preset: Parallelism = "dp",
+    program=None,
+    optimizer: Optimizer = ADAMW,
+):
     return Experiment(
         name="test",
         objective=program or Pretraining(model=model, mask_token_id=4, compute=compute),
         data=PretrainingData(corpus="unused"),
         train=TrainConfig(
-            phases=(phase,), schedule=WarmupLinear(peak_learning_rate=1e-3, warmup_steps=1)
+            phases=(phase,),
+            optimizer=optimizer,
+            schedule=WarmupLinear(peak_learning_rate=1e-3, warmup_steps=1),
         ),
         mesh=make_mesh_config(preset),
     )
@@ -63,7 +81,7 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
     setup = TrainSetup.from_experiment(config, grid)
     step = setup.compile_step(phase, setup.objective.batch_fields(), [phase.sizes])
     shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract)
-    state = jax.device_put(initial_state(config.objective), shardings)
+    state = jax.device_put(initial_state(config.objective, config.train.optimizer), shardings)
     losses = []
     for number in range(steps):
         batch = pretraining_batch(
@@ -81,9 +99,9 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
 
 
 @functools.cache
-def initial_state(program_config):
+def initial_state(program_config, optimizer: Optimizer = ADAMW):
     """Makes the state once, on one device: the initializer takes long to compile."""
-    train_config = experiment().train
+    train_config = experiment(optimizer=optimizer).train
     state = init_state(
         make_objective(program_config), make_optimizer(train_config), jax.random.key(0)
     )
@@ -115,6 +133,15 @@ def test_loss_falls_on_the_same_batch():
 @pytest.mark.parametrize("preset", ["dp", "fsdp", "tp", "fsdp_tp"])
 def test_eight_devices_equal_one(preset):
     assert_same(train(experiment(preset=preset), 8), one_device(), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "preset", ["fsdp_tp", *(pytest.param(p, marks=pytest.mark.slow) for p in ("dp", "fsdp", "tp"))]
+)
+def test_muon_on_eight_devices_equals_one(preset):
+    one = train(experiment(optimizer=Muon()), 1)
+    assert one[1] != one_device()[1]
+    assert_same(train(experiment(preset=preset, optimizer=Muon()), 8), one, 1e-5)
 
 
 @pytest.mark.slow
