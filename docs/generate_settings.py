@@ -137,6 +137,7 @@ ARGUMENTS = {
     "corpus": "the folder of the training corpus, written by `bert-jax prepare`",
     "heldout": "the folder of a held-out corpus, with which the run is evaluated",
     "size": "the published size of the model",
+    "masking_rates": "the fractions of the tokens that are predicted, by phase",
     "model": "the pretrained model to start from",
     "init_from": "the pretrained model to start from; none: random parameters",
     "steps": "the number of updates",

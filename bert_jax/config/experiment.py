@@ -6,7 +6,12 @@ Imports neither jax nor TensorFlow.
 from dataclasses import dataclass
 
 from bert_jax.config.config_lib import from_json, to_json
-from bert_jax.config.data import FineTuningData, MultiTaskData, PretrainingData
+from bert_jax.config.data import (
+    FineTuningData,
+    MaskingConfig,
+    MultiTaskData,
+    PretrainingData,
+)
 from bert_jax.config.distillation import TEACHER_PARAMS
 from bert_jax.config.labeled_data import TextToTextData
 from bert_jax.config.objectives import FineTuning, MultiTask, ObjectiveConfig
@@ -50,6 +55,18 @@ class Experiment:
         self._check_teacher()
         self._check_method()
         self._check_calibration()
+        self._check_masking_rates()
+
+    def _check_masking_rates(self) -> None:
+        """Raises ConfigError if a phase has a masking rate and the data have no masks."""
+        masking = getattr(self.data, "masking", None)
+        for index, phase in enumerate(self.train.phases):
+            if phase.mlm_probability is not None and not isinstance(masking, MaskingConfig):
+                raise ConfigError(
+                    f"train.phases.{index}.mlm_probability is {phase.mlm_probability}, but "
+                    f"data.masking is {type(masking).__name__}; expected Masking, NGramMasking or "
+                    "SpanMasking, or train.phases without mlm_probability"
+                )
 
     def _check_calibration(self) -> None:
         """Raises ConfigError if the run should be calibrated and makes no classifier."""

@@ -280,6 +280,11 @@ LARGEST_NUM_STEPS = 2**31 - 1
 """Updates are counted in int32."""
 
 
+def num_predictions(mlm_probability: float, num_tokens: int) -> int:
+    """Returns how many of a number of tokens are masked for prediction, at least one."""
+    return max(1, round(mlm_probability * num_tokens))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """Configures consecutive steps of a run with one sequence length and one batch size.
@@ -289,6 +294,9 @@ class Phase:
       max_predictions_per_seq: masked positions of a sequence; 0 for data without masked LM.
       target_length: tokens that the decoder predicts; 0 for models without a decoder.
       gradient_accumulation_steps: microbatches whose gradients are summed for one update.
+      mlm_probability: fraction of the tokens that are predicted in this phase, instead of that of
+        `data.masking`; None: the latter. mmBERT goes from 0.3 to 0.15 and 0.05 (Marone et al.
+        2025).
     """
 
     steps: int  # updates of this phase
@@ -297,6 +305,7 @@ class Phase:
     max_predictions_per_seq: int = 0
     gradient_accumulation_steps: int = 1
     target_length: int = 0
+    mlm_probability: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
@@ -315,6 +324,15 @@ class Phase:
                 f"{self.seq_length}; expected at most as many predictions as tokens: lower "
                 "max_predictions_per_seq or raise seq_length"
             )
+        rate = self.mlm_probability
+        if rate is not None:
+            check_range(f"{phase} mlm_probability", rate, above=0, at_most=1)
+            if predictions < (needed := num_predictions(rate, self.seq_length)):
+                raise ConfigError(
+                    f"{phase} mlm_probability is {rate}, which predicts {needed} of "
+                    f"{self.seq_length} tokens, but max_predictions_per_seq is {predictions}; "
+                    f"expected at least {needed}"
+                )
         if remainder := self.batch_size % self.gradient_accumulation_steps:
             smaller = self.batch_size - remainder
             larger = smaller + self.gradient_accumulation_steps

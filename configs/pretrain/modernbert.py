@@ -17,9 +17,15 @@ train on with sequences of 8,192 for 300 billion tokens, for which global layers
 the base 160,000 instead of 10,000, and decay the learning rate in the last 50 billion only:
 `seq_length=8192 batch_size=576` and `--init-from RUN`. The corpus needs a tokenizer with [CLS]
 and [SEP].
+
+`masking_rates=mmbert` predicts fewer tokens late in the run, as mmBERT does (Marone et al. 2025):
+30 % in the first 77 % of the updates, 15 % in the next 20 %, 5 % in the last 3 %, in which the
+learning rate decays. mmBERT's second phase also has longer sequences, which are a run of their own
+here.
 """
 
 import dataclasses
+from typing import Literal
 
 from bert_jax.config.data import Masking, PackedSegments, PretrainingData
 from bert_jax.config.experiment import Experiment
@@ -33,12 +39,17 @@ from bert_jax.config.train import (
     TrainConfig,
     WarmupStableDecay,
     make_mesh_config,
+    num_predictions,
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.modernbert.config import ModernBertConfig, ModernBertSize
 
 _TOKENS, _WARMUP_TOKENS = 1.719e12, 3e9
+_MASKING_RATE = 0.3
+# mmBERT's phases: the fraction of the updates up to the end of the phase, and the masking rate.
+# They have 2.3, 0.6 and 0.1 of its 3 trillion tokens.
+_MMBERT_PHASES = ((0.77, 0.3), (0.97, 0.15), (1.0, 0.05))
 _DECAY_FRACTION = 0.03  # of all updates, as 50 billion tokens are of the published run
 
 # Peak learning rate, and the weight decay for each update at the peak (both papers' configs).
@@ -68,13 +79,14 @@ def get_config(
     bfloat16: bool = True,
     tpu: bool = False,
     parallelism: Parallelism = "dp",
+    masking_rates: Literal["modernbert", "mmbert"] = "modernbert",
     seed: int = 0,
 ) -> Experiment:
     """Returns the published run on a corpus that `bert-jax prepare` has written.
 
-    `steps` and `warmup_steps` are by default those of 1,719 and 3 billion tokens. `tpu` computes
-    global attention of short sequences in one kernel and communicates in the dtype of the
-    computation.
+    `masking_rates` are 30 % in the whole run, or 30, 15 and 5 % in three phases. `steps` and
+    `warmup_steps` are by default those of 1,719 and 3 billion tokens. `tpu` computes global
+    attention of short sequences in one kernel and communicates in the dtype of the computation.
     """
     tokenizer = corpus_tokenizer(corpus)
     dtype = "bfloat16" if bfloat16 else "float32"
@@ -90,6 +102,14 @@ def get_config(
         max_position_embeddings=max(seq_length, 512),
     )
     evaluation = HeldOutEval(corpus=heldout, eval_every=max(1, steps // 100)) if heldout else None
+    phase = Phase(
+        steps=steps,
+        seq_length=seq_length,
+        batch_size=batch_size,
+        max_predictions_per_seq=round(_MASKING_RATE * seq_length),
+        gradient_accumulation_steps=gradient_accumulation_steps,
+    )
+    phases = (phase,) if masking_rates == "modernbert" else _mmbert_phases(phase)
     return Experiment(
         name=f"modernbert-{size}",
         seed=seed,
@@ -105,18 +125,12 @@ def get_config(
             compute=ComputeConfig(dtype=dtype, attention="pallas" if tpu else "xla"),
         ),
         data=PretrainingData(
-            corpus=corpus, input_format=PackedSegments(), masking=Masking(mlm_probability=0.3)
+            corpus=corpus,
+            input_format=PackedSegments(),
+            masking=Masking(mlm_probability=_MASKING_RATE),
         ),
         train=TrainConfig(
-            phases=(
-                Phase(
-                    steps=steps,
-                    seq_length=seq_length,
-                    batch_size=batch_size,
-                    max_predictions_per_seq=round(0.3 * seq_length),
-                    gradient_accumulation_steps=gradient_accumulation_steps,
-                ),
-            ),
+            phases=phases,
             # The authors subtract decay_at_peak * rate / peak times the parameter; here the factor
             # is weight_decay * rate.
             optimizer=StableAdamW(b2=0.98, weight_decay=decay_at_peak / peak),
@@ -131,3 +145,22 @@ def get_config(
         ),
         mesh=make_mesh_config(parallelism, dtype if tpu else "float32"),
     )
+
+
+def _mmbert_phases(phase: Phase) -> tuple[Phase, ...]:
+    """Divides a phase into those of mmBERT; a phase without updates is left out."""
+    phases: list[Phase] = []
+    start = 0
+    for fraction, rate in _MMBERT_PHASES:
+        stop = round(fraction * phase.steps)
+        if stop > start:
+            phases.append(
+                dataclasses.replace(
+                    phase,
+                    steps=stop - start,
+                    max_predictions_per_seq=num_predictions(rate, phase.seq_length),
+                    mlm_probability=rate,
+                )
+            )
+        start = stop
+    return tuple(phases)

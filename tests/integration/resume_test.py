@@ -67,14 +67,26 @@ def test_interrupted_run_is_bit_identical(corpus, straight, tmp_path, interrupti
     assert losses(straight)[-1] < losses(straight)[0]
 
 
+MASKING_RATES = [
+    *("train.phases.0.mlm_probability=0.3", "train.phases.0.max_predictions_per_seq=10"),
+    "train.phases.1.mlm_probability=0.05",
+]
+
+
+# The first phase has 30 updates, so the second one resumes in the other phase.
 @pytest.mark.slow
-def test_muon_that_was_killed_is_bit_identical(corpus, tmp_path):
-    changes = ("--set", "train.optimizer=Muon")
-    drive(corpus, tmp_path / "straight", *changes, expect=EXIT_DONE)
-    drive(corpus, tmp_path / "killed", *changes, "--kill-in-save", "20", expect=KILLED)
-    drive(corpus, tmp_path / "killed", *changes, expect=EXIT_DONE)
-    assert_same_parameters(tmp_path / "straight", tmp_path / "killed")
-    assert losses(tmp_path / "straight") == losses(tmp_path / "killed")
+@pytest.mark.parametrize(
+    ("changes", "saved_step"),
+    [(["train.optimizer=Muon"], "20"), (MASKING_RATES, "30"), (MASKING_RATES, "40")],
+    ids=["muon", "masking rates", "masking rates, second phase"],
+)
+def test_changed_run_that_was_killed_is_bit_identical(corpus, tmp_path, changes, saved_step):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    drive(corpus, straight, "--set", *changes, expect=EXIT_DONE)
+    drive(corpus, killed, "--set", *changes, "--kill-in-save", saved_step, expect=KILLED)
+    drive(corpus, killed, "--set", *changes, expect=EXIT_DONE)
+    assert_same_parameters(straight, killed)
+    assert losses(straight) == losses(killed)
 
 
 def rows(run: Path, count: int) -> list[str]:

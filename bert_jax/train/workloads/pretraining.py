@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config.data import CorpusMixture, Denoising, PretrainingData
+from bert_jax.config.data import CorpusMixture, Denoising, MaskingConfig, PretrainingData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import EncoderObjective, Seq2Seq
-from bert_jax.config.train import HeldOutEval, Phase
+from bert_jax.config.train import HeldOutEval, Phase, num_predictions
 from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
@@ -136,7 +136,7 @@ class PretrainingWorkload(Workload):
         phase_config = self._phases[phase_index]
         return PretrainingLoader(
             self._text,
-            self._data,
+            data_of_phase(self._data, phase_config),
             seq_length=phase_config.seq_length,
             batch_size=phase_config.batch_size,
             max_predictions_per_seq=phase_config.max_predictions_per_seq,
@@ -157,6 +157,14 @@ class PretrainingWorkload(Workload):
         sharding.check_batch_size(evaluation.batch_size, 1, mesh)
         phases = self._phases
         return HeldOutEvaluator(objective, evaluation, self._data, phases[phase_index], mesh)
+
+
+def data_of_phase(data: PretrainingData, phase: Phase) -> PretrainingData:
+    """Returns the data of a phase, which may have a masking rate of its own."""
+    if phase.mlm_probability is None or not isinstance(data.masking, MaskingConfig):
+        return data
+    masking = dataclasses.replace(data.masking, mlm_probability=phase.mlm_probability)
+    return dataclasses.replace(data, masking=masking)
 
 
 def _describe_corpus(path: str, manifest: Manifest) -> str:
@@ -245,17 +253,22 @@ def held_out_batches(
     """Yields the batches of one held-out evaluation.
 
     They depend only on the held-out corpus, on `data.input_format`, and on the sequence length and
-    the number of predictions of `phase`.
+    the number of predictions of `phase`. There are predictions enough for the masking rate of the
+    evaluation, which may be above the rate of the phase.
 
     Raises:
       UserError: `config.corpus` is not a prepared corpus.
     """
+    max_predictions = phase.max_predictions_per_seq
+    if phase.mlm_probability is not None and isinstance(config.masking, MaskingConfig):
+        needed = num_predictions(config.masking.mlm_probability, phase.seq_length)
+        max_predictions = max(max_predictions, needed)
     return evaluation_batches(
         PreparedCorpus(config.corpus),
         dataclasses.replace(data, corpus=config.corpus, masking=data.masking and config.masking),
         seq_length=phase.seq_length,
         batch_size=config.batch_size,
-        max_predictions_per_seq=phase.max_predictions_per_seq,
+        max_predictions_per_seq=max_predictions,
         target_length=phase.target_length,
         num_examples=config.num_examples,
         seed=SEED,
