@@ -40,6 +40,9 @@ from bert_jax.apps.similarity import cli as cka
 from bert_jax.apps.simulate import cli as simulate
 from bert_jax.apps.static_embeddings import cli as distill_static
 from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
+from bert_jax.apps.vocabulary.cli import add as vocabulary_add
+from bert_jax.apps.vocabulary.cli import compare as vocabulary_compare
+from bert_jax.apps.vocabulary.cli import replace as vocabulary_replace
 from bert_jax.apps.word_vectors.cli import average, classify, senses, train_elmo
 from bert_jax.apps.word_vectors.cli import evaluate as word_vectors_evaluate
 from bert_jax.apps.word_vectors.cli import train as word_vectors_train
@@ -87,6 +90,9 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "finetune": finetune,
         "embed-train": embed_train,
         "setfit": setfit,
+        "vocabulary add": vocabulary_add,
+        "vocabulary replace": vocabulary_replace,
+        "vocabulary compare": vocabulary_compare,
     },
     "use": {
         "predict": predict,

@@ -46,6 +46,8 @@ APPS_THAT_USE_OTHERS = {
     "attention_heads": {"treebanks"},
     # It reads treebanks, which other analyses of words read, too; word vectors are a baseline.
     "probes": {"treebanks", "word_vectors"},
+    # FOCUS needs static vectors of tokens; losses are scores of sentences.
+    "vocabulary": {"sentence_scores", "word_vectors"},
     # The hidden states of words, which are compared with word vectors.
     "word_vectors": {"treebanks"},
 }

@@ -103,9 +103,13 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def rules(self) -> dict[str, Any]:
+        """Returns the content of its tokenizer.json: normalizer, vocabulary, added tokens."""
+        return json.loads(self._backend.to_str())
+
     def save(self, folder: str | Path) -> None:
         backend = self._backend
-        rules = json.loads(backend.to_str())
+        rules = self.rules()
         if declared_template(rules["post_processor"]) != self.template:
             # The template was read from vocabulary.json; Hugging Face must use the same one.
             backend = BackendTokenizer.from_str(backend.to_str())

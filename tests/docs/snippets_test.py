@@ -223,6 +223,12 @@ def test_curation_guide(folder):
     assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 7
 
 
+def test_vocabulary_guide(exported):
+    assert len(run_page(DOCS / "how_to/vocabulary.md", make_short)) == 1
+    assert len(Path("words.txt").read_text().split()) == 500
+    assert (exported.parent / "extended-again/vocab.txt").is_file()
+
+
 @pytest.mark.slow
 def test_mixing_guide(folder):
     (folder / "wiki").mkdir()

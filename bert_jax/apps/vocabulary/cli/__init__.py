@@ -1,0 +1,1 @@
+"""Runs the verbs of `bert-jax vocabulary`."""
