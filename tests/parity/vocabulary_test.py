@@ -53,7 +53,7 @@ def write_torch_folder(folder: Path, name: str, **fields: Any) -> Any:
     return model
 
 
-def our_logits(model: LoadedModel, batch: dict[str, np.ndarray]) -> np.ndarray:
+def logits_of(model: LoadedModel, batch: dict[str, np.ndarray]) -> np.ndarray:
     parts = ("encoder", *masked_lm_parts(model.config))
     network = build_network(model.config, parts[1:])
 
@@ -70,15 +70,15 @@ def check_opens_in_transformers(folder: Path) -> Any:
     assert model.tokenizer is not None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert len(tokenizer) == model.tokenizer.vocab_size == model.config.vocab_size
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    torch_model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     for text in SENTENCES:
         batch = model.tokenize([text])
         inputs = tokenizer([text], return_tensors="pt")
         np.testing.assert_array_equal(inputs["input_ids"].numpy(), batch["input_ids"])
         with torch.no_grad():
-            expected = theirs(input_ids=inputs["input_ids"]).logits.numpy()
-        np.testing.assert_allclose(our_logits(model, batch), expected, atol=1e-5)
-    return theirs
+            expected = torch_model(input_ids=inputs["input_ids"]).logits.numpy()
+        np.testing.assert_allclose(logits_of(model, batch), expected, atol=1e-5)
+    return torch_model
 
 
 @pytest.mark.parametrize(

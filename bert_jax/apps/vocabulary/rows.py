@@ -2,7 +2,7 @@
 
 A token of an added word is the mean of the tokens that the word had. With another tokenizer, tokens
 that both vocabularies have keep their rows. The others are made by FOCUS (Dobler and de Melo 2023):
-the mean of the rows of kept tokens, weighted by the sparsemax (Martins and Astudillo 2016) of the
+the mean of the rows of copied tokens, weighted by the sparsemax (Martins and Astudillo 2016) of the
 cosines between static vectors, which are trained on text in tokens of the new tokenizer. A token
 without such a vector is the mean of its old tokens.
 """
@@ -21,7 +21,7 @@ from bert_jax.apps.word_vectors.vectors import WordVectors
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 
-Source = Literal["kept", "old_tokens", "nearest", "average"]
+Source = Literal["copied", "old_tokens", "nearest", "average"]
 """How a row is made: it is an old row; the mean of the rows of old tokens; FOCUS; or the mean of
 all rows, for a token of which the old tokenizer knows nothing."""
 
@@ -64,7 +64,7 @@ class RowWeights:
         sources = np.array(self.sources)
         rows[sources == "average"] = old[self.ordinary_ids].mean(axis=0)
         if random is not None:
-            is_new = sources != "kept"
+            is_new = sources != "copied"
             normal = random.standard_normal(rows[is_new].shape)
             rows[is_new] = old.mean(axis=0) + old.std(axis=0) * normal
         return rows.astype(np.float32)
@@ -76,7 +76,7 @@ def added_rows(old: Tokenizer, old_ids: Sequence[Sequence[int]]) -> RowWeights:
     sources: list[Source] = []
     for token_id, ids in enumerate(rows):
         is_old = token_id < old.vocab_size
-        sources.append("kept" if is_old else "old_tokens" if ids else "average")
+        sources.append("copied" if is_old else "old_tokens" if ids else "average")
     return _means(old, rows, sources)
 
 
@@ -105,7 +105,7 @@ def replaced_rows(old: Tokenizer, new: Tokenizer, vectors: WordVectors | None = 
         same = old.token_to_id(roles[token]) if token in roles else old_keys.get(key)
         ids = [same] if same is not None else _known(old, _tokenize(old, old_keys, key))
         rows.append(ids)
-        sources.append("kept" if same is not None else "old_tokens" if ids else "average")
+        sources.append("copied" if same is not None else "old_tokens" if ids else "average")
     means = _means(old, rows, sources)
     return means if vectors is None else _focus(new, means, vectors)
 
@@ -175,20 +175,20 @@ def _tokenize(old: Tokenizer, old_keys: dict[_Key, int], key: _Key) -> list[int]
 def _focus(new: Tokenizer, means: RowWeights, vectors: WordVectors) -> RowWeights:
     """Replaces the rows of tokens with a vector that are not old ones by FOCUS."""
     ids = [new.token_to_id(token) for token in vectors.words]
-    is_kept = np.array([means.sources[i] == "kept" for i in ids], bool)
-    if not is_kept.any():
+    is_common = np.array([means.sources[i] == "copied" for i in ids], bool)
+    if not is_common.any():
         raise UserError(
             "no token with a static vector is in both vocabularies; expected more text, or a "
             "tokenizer of the same language"
         )
-    kept_ids = np.array(ids)[is_kept]
-    new_ids = np.array(ids)[~is_kept]
-    kept_vectors, new_vectors = vectors.unit[is_kept], vectors.unit[~is_kept]
+    common_ids = np.array(ids)[is_common]
+    new_ids = np.array(ids)[~is_common]
+    common_vectors, new_vectors = vectors.unit[is_common], vectors.unit[~is_common]
     weights, sources = means.weights.tolil(), list(means.sources)
-    # Each kept row has one weight, that of its old token.
-    old_ids = means.weights.indices[means.weights.indptr[kept_ids]]
+    # Each copied row has one weight, that of its old token.
+    old_ids = means.weights.indices[means.weights.indptr[common_ids]]
     for start in range(0, len(new_ids), _ROWS_AT_ONCE):
-        cosines = new_vectors[start : start + _ROWS_AT_ONCE] @ kept_vectors.T
+        cosines = new_vectors[start : start + _ROWS_AT_ONCE] @ common_vectors.T
         for token_id, row in zip(new_ids[start:], sparsemax(cosines), strict=False):
             order = np.argsort(old_ids[row > 0])
             weights.rows[token_id] = old_ids[row > 0][order].tolist()

@@ -167,14 +167,14 @@ def test_words_of_bpe_and_unigram_that_cannot_be_added(kind, word, message):
 
 
 def test_sentencepiece_models_are_refused():
-    class SentencePiece(Tokenizer):
+    class OtherTokenizer(Tokenizer):
         def __init__(self):
             pass
 
         encode_ids = encode_batch = decode = save = None  # type: ignore[assignment]
 
     with pytest.raises(UserError, match=r"SentencePiece \.model .* write its tokenizer\.json"):
-        add_words(SentencePiece(), lines("docker"), "words.txt")
+        add_words(OtherTokenizer(), lines("docker"), "words.txt")
 
 
 def test_files_of_words(tmp_path: Path):

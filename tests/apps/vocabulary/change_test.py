@@ -65,7 +65,7 @@ def test_add_writes_a_folder_and_a_report(folder, tmp_path, capsys):
             rows = rows[:18]
         np.testing.assert_array_equal(rows, leaf, err_msg=path)
     report = json.loads((output / "vocabulary_change.json").read_text())
-    assert report["rows"] == {"kept": 18, "old_tokens": 2} and not report["random_rows"]
+    assert report["rows"] == {"copied": 18, "old_tokens": 2} and not report["random_rows"]
     # "men" is unknown before and after.
     before, after = report["models"]["before"], report["models"]["after"]
     assert (before["tokens"], after["tokens"]) == (26, 24)
@@ -74,7 +74,7 @@ def test_add_writes_a_folder_and_a_report(folder, tmp_path, capsys):
     assert report["scored"]["sentences"] == 2  # not the one with "men"
     printed = capsys.readouterr()
     assert "before" in printed.out and f"{after['nats_per_word']:.3f}" in printed.out
-    assert "20 tokens (rows: 18 kept, 2 old_tokens)" in printed.err
+    assert "20 tokens (rows: 18 copied, 2 old_tokens)" in printed.err
     # A second `add` finds the words in the vocabulary.
     error = error_of(capsys, "add", output, folder / "words.txt", "--output", tmp_path / "b")
     assert "2 of 2 words cannot be added: line 1: 'mends' is in the vocabulary already" in error
@@ -123,7 +123,7 @@ def test_replace_keeps_common_rows_and_compare_reads_both(folder, tmp_path, caps
     output = tmp_path / "new"
     assert run("replace", folder / "model", *words, "--sentences", 2, "--output", output) == 0
     report = json.loads((output / "vocabulary_change.json").read_text())
-    assert report["rows"] == {"kept": 18, "old_tokens": 2, "average": 1}
+    assert report["rows"] == {"copied": 18, "old_tokens": 2, "average": 1}
     old, new = load_encoder(folder / "model"), load_encoder(output)
     assert old.tokenizer is not None and new.tokenizer is not None
     for word in WORDS:
@@ -147,7 +147,7 @@ def test_focus_trains_static_vectors_of_the_new_tokens(folder, tmp_path, capsys)
     words = ("--tokenizer", tmp_path / "tokenizer", "--focus", tmp_path / "domain.txt")
     assert run("replace", folder / "model", *words, "--output", tmp_path / "new") == 0
     report = json.loads((tmp_path / "new" / "vocabulary_change.json").read_text())
-    assert report["rows"] == {"kept": 18, "nearest": 1}
+    assert report["rows"] == {"copied": 18, "nearest": 1}
     old, new = load_encoder(folder / "model"), load_encoder(tmp_path / "new")
     old_table, new_table = (
         m.params["encoder"]["embeddings"]["word_embeddings"]["embedding"] for m in (old, new)

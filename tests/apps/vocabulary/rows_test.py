@@ -1,4 +1,4 @@
-"""Covers apps/vocabulary/rows.py: means, kept rows, and FOCUS against slow references."""
+"""Covers apps/vocabulary/rows.py: means, copied rows, and FOCUS against slow references."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_rows_of_words_are_means_of_old_rows(tmp_path):
     old = word_tokenizer(tmp_path)
     ids = [old.encode("mends"), [old.unk_id], [old.unk_id, *old.encode("sea net")]]
     rows = added_rows(old, ids)
-    assert rows.counts == {"kept": 18, "old_tokens": 2, "average": 1}
+    assert rows.counts == {"copied": 18, "old_tokens": 2, "average": 1}
     # Two unused rows, as training programs add, are left out.
     table = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     new = rows.apply(table)
@@ -59,7 +59,7 @@ def test_sparsemax_is_the_projection_on_the_simplex():
     assert (found == 0).any(axis=1)[2:].all() and found[1, 3] == 1.0
 
 
-def test_tokens_of_both_vocabularies_keep_their_rows_and_the_others_are_means(tmp_path):
+def test_tokens_of_both_vocabularies_are_copied_and_others_are_means(tmp_path):
     old = word_tokenizer(tmp_path / "old")
     new = word_tokenizer(tmp_path / "new", ("sea", "##s", "mends", "oldman", "x", "##net", "s"))
     rows = replaced_rows(old, new)
@@ -68,7 +68,7 @@ def test_tokens_of_both_vocabularies_keep_their_rows_and_the_others_are_means(tm
     # WordPiece has [UNK] for "oldman", because "##man" is not in the old vocabulary. "##net" is
     # made of the token that begins a word, since no token continues one with these letters.
     assert rows.sources[5:] == [
-        "kept", "kept", "old_tokens", "average", "average", "old_tokens", "average"
+        "copied", "copied", "old_tokens", "average", "average", "old_tokens", "average"
     ]  # fmt: skip
     ordinary = table[5:].mean()
     expected = [*range(5), at("sea"), at("##s"), (at("mend") + at("##s")) / 2]
@@ -93,10 +93,10 @@ def test_vocabularies_of_other_kinds_have_common_tokens(kinds):
         other = token.removeprefix("##") if token.startswith("##") else f"▁{token}"
         if other in in_unigram:
             old_token, new_token = (other, token) if old is in_unigram else (token, other)
-            assert rows.sources[new.token_to_id(new_token)] == "kept"
+            assert rows.sources[new.token_to_id(new_token)] == "copied"
             assert found[new.token_to_id(new_token)] == old.token_to_id(old_token)
             common += 1
-    assert rows.counts["kept"] == common + 5 > 15
+    assert rows.counts["copied"] == common + 5 > 15
     assert found[new.mask_id] == old.mask_id
     assert rows.counts.get("average", 0) <= 1
 
@@ -110,7 +110,7 @@ def test_continuations_and_bytes_of_bpe_are_made_of_their_old_tokens():
     assert "average" not in rows.counts
     weights = rows.weights.toarray()
     for token_id in range(new.vocab_size):
-        if rows.sources[token_id] == "kept":
+        if rows.sources[token_id] == "copied":
             continue
         text = new.decode([token_id])
         if "\ufffd" not in text:  # otherwise a part of the two bytes of é
@@ -119,7 +119,7 @@ def test_continuations_and_bytes_of_bpe_are_made_of_their_old_tokens():
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
 
 
-def test_focus_is_the_sparsemax_of_cosines_of_kept_tokens(tmp_path):
+def test_focus_is_the_sparsemax_of_cosines_of_copied_tokens(tmp_path):
     old = word_tokenizer(tmp_path / "old")
     new = word_tokenizer(tmp_path / "new", ("sea", "##s", "ocean", "man", "waves", "net", "rare"))
     rng = np.random.default_rng(0)
@@ -128,12 +128,14 @@ def test_focus_is_the_sparsemax_of_cosines_of_kept_tokens(tmp_path):
     rows = replaced_rows(old, new, vectors)
     table = rng.normal(size=(18, 3))
     found = rows.apply(table)
-    assert rows.counts == {"kept": 9, "nearest": 2, "average": 1}
+    assert rows.counts == {"copied": 9, "nearest": 2, "average": 1}
     for word in ("waves", "ocean"):
-        kept = ("man", "sea", "net")
-        cosines = np.array([vectors[word] @ vectors[k] / np.linalg.norm(vectors[k]) for k in kept])
+        common = ("man", "sea", "net")
+        cosines = np.array(
+            [vectors[word] @ vectors[k] / np.linalg.norm(vectors[k]) for k in common]
+        )
         weights = slow_sparsemax(cosines / np.linalg.norm(vectors[word]))
-        expected = weights @ [table[old.token_to_id(k)] for k in kept]
+        expected = weights @ [table[old.token_to_id(k)] for k in common]
         np.testing.assert_allclose(found[new.token_to_id(word)], expected, rtol=1e-5)
     with pytest.raises(UserError, match="no token with a static vector is in both vocabularies"):
         replaced_rows(old, new, WordVectors(["ocean"], np.ones((1, 4))))

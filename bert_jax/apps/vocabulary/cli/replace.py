@@ -18,7 +18,7 @@ EPILOG = f"""example:
   bert-jax vocabulary replace exported --tokenizer new --focus 'domain/*.txt' --output replaced
 
 Tokens that both vocabularies have keep their rows. With --focus, which needs the extra
-[word-vectors], the others get the weighted mean of the rows of the kept tokens that are most
+[word-vectors], the others get the weighted mean of the rows of the copied tokens that are most
 similar in the given text (FOCUS, Dobler and de Melo 2023), without it, or if they are rare there,
 the mean of their old tokens. The special tokens have to be the same.
 
