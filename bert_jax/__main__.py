@@ -40,6 +40,7 @@ from bert_jax.apps.similarity import cli as cka
 from bert_jax.apps.simulate import cli as simulate
 from bert_jax.apps.static_embeddings import cli as distill_static
 from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
+from bert_jax.apps.verify import cli as verify
 from bert_jax.apps.vocabulary.cli import add as vocabulary_add
 from bert_jax.apps.vocabulary.cli import compare as vocabulary_compare
 from bert_jax.apps.vocabulary.cli import replace as vocabulary_replace
@@ -129,7 +130,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "forgetting": forgetting,
         "fisher": fisher,
     },
-    "TPU": {"plan": plan, "simulate": simulate, "tpu": tpu},
+    "devices": {"verify": verify, "plan": plan, "simulate": simulate, "tpu": tpu},
 }
 """Heading of `--help` -> verb -> module, in the order of `--help`."""
 

@@ -48,6 +48,8 @@ APPS_THAT_USE_OTHERS = {
     "probes": {"treebanks", "word_vectors"},
     # FOCUS needs static vectors of tokens; losses are scores of sentences.
     "vocabulary": {"sentence_scores", "word_vectors"},
+    # It measures what `plan` estimates, on the generated text of the tests.
+    "verify": {"plan", "testing"},
     # The hidden states of words, which are compared with word vectors.
     "word_vectors": {"treebanks"},
 }

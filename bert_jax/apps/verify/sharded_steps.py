@@ -1,0 +1,134 @@
+"""Compares train steps on sharded meshes with the same steps on one device.
+
+A machine with one device runs the comparison in another process with simulated CPU devices:
+
+    python -m bert_jax.apps.verify.sharded_steps CORPUS
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.apps.verify.checks import Check, Context, Measured, Target
+from bert_jax.apps.verify.training import corpus_of, make_loader, training_experiment
+from bert_jax.config.train import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.io.parent_process import environment_of_child
+from bert_jax.parallel import sharding
+from bert_jax.parallel.processes import LOCAL_DEVICES, config_from_environment, initialize
+from bert_jax.train.initialize import initialize_or_load
+from bert_jax.train.step import TrainSetup
+
+_UPDATES, _SIMULATED_DEVICES = 3, 4
+_TOLERANCE = {"cpu": 1e-4, "gpu": 1e-3, "tpu": 5e-3}
+_CHILD_SECONDS = 600
+
+
+def sharding_check() -> Check:
+    """Returns the check of all meshes."""
+    return Check(
+        name="sharded steps",
+        describe=_describe,
+        unit="relative difference",
+        limit=lambda target: _TOLERANCE["cpu" if target.devices == 1 else target.platform],
+        measure=_measure,
+    )
+
+
+def meshes(devices: int) -> dict[str, MeshConfig]:
+    """Returns the meshes to compare on a number of devices, by their description."""
+    both = {f"fsdp {devices // 2} x tensor 2": MeshConfig(data=1, fsdp=devices // 2, tensor=2)}
+    if devices == _SIMULATED_DEVICES:  # one mesh with both axes, because a CPU compiles slowly
+        return both
+    found = {f"data {devices}": MeshConfig(), f"fsdp {devices}": MeshConfig(data=1, fsdp=devices)}
+    return found if devices % 2 else found | both
+
+
+def _describe(target: Target) -> str:
+    devices = _SIMULATED_DEVICES if target.devices == 1 else target.devices
+    simulated = " simulated on the CPU" if target.devices == 1 else ""
+    names = ", ".join(meshes(devices))
+    return (
+        f"losses and gradient norms of {_UPDATES} updates with dropout on {names}{simulated}, "
+        "against one device"
+    )
+
+
+def largest_differences(corpus: Path) -> dict[str, float]:
+    """Returns the largest relative difference from one device by mesh, over all devices."""
+    expected = _losses_and_norms(corpus, MeshConfig(), jax.local_devices()[:1])
+    return {
+        name: float(np.max(np.abs(_losses_and_norms(corpus, mesh, jax.devices()) / expected - 1)))
+        for name, mesh in meshes(jax.device_count()).items()
+    }
+
+
+def _losses_and_norms(corpus: Path, mesh_config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
+    """Trains a few updates from random parameters; returns float64 [updates, 2]."""
+    experiment = training_experiment(corpus, mesh=mesh_config)
+    mesh = sharding.make_mesh(mesh_config, devices)
+    batch_size = 2 * jax.device_count()
+    phase = dataclasses.replace(experiment.train.phases[0], batch_size=batch_size)
+    with jax.set_mesh(mesh):
+        setup = TrainSetup.from_experiment(experiment, mesh)
+        fields = setup.objective.batch_fields()
+        step = setup.compile_step(phase, fields, [phase.sizes])
+        state, rows = initialize_or_load(setup), []
+        with make_loader(corpus, batch_size=batch_size) as loader:
+            for batch in itertools.islice(loader, _UPDATES):
+                # Every process holds the whole batch, for the mesh of its own device, too.
+                placed = sharding.put_global_batch(
+                    {name: batch[name] for name in fields}, sharding.batch_sharding(mesh)
+                )
+                state, metrics = step(state, placed)
+                rows.append([float(metrics["loss"]), float(metrics["grad_norm"])])
+    return np.array(rows)
+
+
+def _measure(context: Context) -> Measured:
+    corpus = corpus_of(context)
+    simulated = context.target.devices == 1
+    differences = _run_simulated(corpus) if simulated else largest_differences(corpus)
+    return Measured(
+        value=max(differences.values()),
+        detail=", ".join(f"{name}: {value:.1e}" for name, value in differences.items()),
+        numbers=dict(differences),
+    )
+
+
+def _run_simulated(corpus: Path) -> dict[str, float]:
+    """Runs the comparison in a child process, whose CPU is split into simulated devices."""
+    environment = {
+        **os.environ,
+        **environment_of_child(),
+        "JAX_PLATFORMS": "cpu",
+        "BERT_JAX_COORDINATOR": "",
+        LOCAL_DEVICES: str(_SIMULATED_DEVICES),
+    }
+    command = [sys.executable, "-m", "bert_jax.apps.verify.sharded_steps", str(corpus)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_CHILD_SECONDS
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"the process with simulated devices failed: {last}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Prints the largest differences as JSON."""
+    initialize(config_from_environment())
+    print(json.dumps(largest_differences(Path(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()
