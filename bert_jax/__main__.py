@@ -39,7 +39,7 @@ from bert_jax.apps.serve import cli as serve
 from bert_jax.apps.similarity import cli as cka
 from bert_jax.apps.simulate import cli as simulate
 from bert_jax.apps.static_embeddings import cli as distill_static
-from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sweep
+from bert_jax.apps.studies.cli import baselines, few_shot, fisher, forgetting, glue, sheet, sweep
 from bert_jax.apps.verify import cli as verify
 from bert_jax.apps.vocabulary.cli import add as vocabulary_add
 from bert_jax.apps.vocabulary.cli import compare as vocabulary_compare
@@ -111,6 +111,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
     },
     "hand over": {"export": export, "convert": convert, "distill-static": distill_static},
     "study": {
+        "sheet": sheet,
         "minimal-pairs": minimal_pairs,
         "attribute": attribute,
         "cka": cka,

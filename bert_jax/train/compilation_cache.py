@@ -22,7 +22,9 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 ENVIRONMENT_VARIABLE, OFF, FOLDER = "BERT_JAX_COMPILATION_CACHE", "off", "compiled"
-_CACHE_DIR_OPTION, _MIN_COMPILE_SECONDS = "jax_compilation_cache_dir", 0.5
+_CACHE_DIR_OPTION = "jax_compilation_cache_dir"
+MIN_COMPILE_TIME_OPTION = "persistent_cache_min_compile_time_secs"
+MIN_COMPILE_SECONDS = 0.5
 
 
 @contextlib.contextmanager
@@ -37,7 +39,7 @@ def persistent_compilation_cache(run_folder: Path) -> Generator[None]:
         return
     settings: dict[str, object] = {
         _CACHE_DIR_OPTION: os.path.abspath(cache_folder),
-        "jax_persistent_cache_min_compile_time_secs": _MIN_COMPILE_SECONDS,
+        f"jax_{MIN_COMPILE_TIME_OPTION}": MIN_COMPILE_SECONDS,
     }
     previous_settings = {name: getattr(jax.config, name) for name in settings}
     _apply_settings(settings)

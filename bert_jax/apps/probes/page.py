@@ -143,6 +143,7 @@ def to_json(results: ProbeResults) -> dict[str, Any]:
                         **dataclasses.asdict(source),
                         "selectivity": source.selectivity,
                         "best_layer": source.layers[source.best_layer],
+                        "best_accuracy": source.accuracy[source.best_layer],
                     }
                     for name, source in task.sources.items()
                 },
@@ -157,6 +158,7 @@ def to_json(results: ProbeResults) -> dict[str, Any]:
                 name: {
                     "layers": structure.layers[name],
                     "best_layer": structure.layers[name][structure.best_layer(name)],
+                    "best_uuas": structure.mean[name][structure.best_layer(name)].uuas,
                     **_by_measure(structure.mean[name], ""),
                     **_by_measure(structure.deviation[name], "_deviation"),
                 }

@@ -237,4 +237,5 @@ def to_json(found: Mapping[str, Mapping[str, Accuracy]], scores: PairScores) -> 
             for kind, by_name in found.items()
         },
         "pairs_with_unequal_numbers_of_tokens": scores.num_unequal(),
+        "credits": scores.credits().tolist(),  # of each pair, in the order of the files
     }

@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.apps.studies.jobs import Interrupted, Job, JobRunner, is_finished
+from bert_jax.apps.studies.jobs import (
+    FOLDER_PLACEHOLDER,
+    Interrupted,
+    Job,
+    JobRunner,
+    is_finished,
+)
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
 from bert_jax.apps.studies.trials import seed_statistics
 from bert_jax.config.labeled_data import FewShot, Glue, LengthBuckets
@@ -93,7 +99,8 @@ class FewShotConfig:
 
 def fine_tuning_job(config: FewShotConfig, name: str, seed: int, *method_arguments: str) -> Job:
     """Returns a run of `bert-jax finetune` in the folder `name` on the sample of a seed."""
-    arguments = [f"glue/{config.task.task}", "--model", config.model, "--shots", str(config.shots)]
+    arguments = ["finetune", f"glue/{config.task.task}", "--run", FOLDER_PLACEHOLDER]
+    arguments += ["--model", config.model, "--shots", str(config.shots)]
     arguments += ["--batch-size", str(config.batch_size), "--max-length", str(config.max_length)]
     # Not fitted to the texts of each sample, so that all share their compiled programs.
     arguments += ["--set", f"data.bucket_lengths={list(LengthBuckets.bucket_lengths)}"]

@@ -1,10 +1,10 @@
-"""Runs many fine-tuning jobs one after another, each in its own folder and process.
+"""Runs many commands of `bert-jax` one after another, each in its own folder and process.
 
     <output>/lock           held by the command that runs the jobs
              settings.json  the settings that all jobs share; other settings are an error
              compiled/      compiled programs: jobs that differ in the seed or the data share them
-             <job>/         a run folder of `bert-jax finetune`, and in addition
-                    log.txt        the output of the run
+             <job>/         where the command writes, such as a run folder, and in addition
+                    log.txt        its output
                     finished.json  its arguments, written when it has succeeded
              lanes/<i>-of-<n>/lock  held by the command that runs shard i of n
              results.json   the config and all numbers of the study
@@ -29,7 +29,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 from tqdm import tqdm
 
@@ -55,23 +55,6 @@ STARTUP_COST = 10_000.0
 """The cost of starting a process and compiling, in examples: as much as a small task."""
 
 
-class HasCost(Protocol):
-    """Defines the protocol of a job that can be assigned to a shard."""
-
-    @property
-    def name(self) -> str:
-        """Returns the unique name of the job."""
-        ...
-
-    @property
-    def cost(self) -> float:
-        """Returns the cost of the job in examples read."""
-        ...
-
-
-JobT = TypeVar("JobT", bound=HasCost)
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobShard:
     """Identifies one of `count` shards by its index from 0 to `count` - 1."""
@@ -86,23 +69,27 @@ class JobShard:
     def __str__(self) -> str:
         return f"shard {self.index} of {self.count}"
 
-    def select_jobs(self, jobs: Sequence[JobT]) -> list[JobT]:
-        """Returns the jobs of this shard, longest first."""
+    def select_jobs(self, jobs: "Sequence[Job]") -> "list[Job]":
+        """Returns the jobs of this shard, the group that takes longest first."""
         return assign(jobs, self.count)[self.index]
 
 
-def assign(jobs: Sequence[JobT], count: int) -> list[list[JobT]]:
-    """Assigns every job to one of `count` shards: longest first, to the least loaded shard.
+def assign(jobs: "Sequence[Job]", count: int) -> "list[list[Job]]":
+    """Assigns every group of jobs to one of `count` shards: longest first, to the least loaded.
 
     The largest load is then at most 4/3 of the optimum (Graham 1969). Ties are broken by the names
-    of jobs and the indices of shards.
+    of groups and the indices of shards. The jobs of a group stay in their order.
     """
-    shards: list[list[JobT]] = [[] for _ in range(count)]
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.group or job.name, []).append(job)
+    costs = {name: sum(job.cost for job in group) for name, group in groups.items()}
+    shards: list[list[Job]] = [[] for _ in range(count)]
     loads = [0.0] * count
-    for job in sorted(jobs, key=lambda job: (-job.cost, job.name)):
+    for name in sorted(groups, key=lambda name: (-costs[name], name)):
         least_loaded = loads.index(min(loads))
-        shards[least_loaded].append(job)
-        loads[least_loaded] += job.cost + STARTUP_COST
+        shards[least_loaded] += groups[name]
+        loads[least_loaded] += costs[name] + STARTUP_COST * len(groups[name])
     return shards
 
 
@@ -139,23 +126,30 @@ def exclusive(output: Path) -> Generator[None]:
 logger = logging.getLogger(__name__)
 
 SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
-FINETUNE_COMMAND = (sys.executable, "-m", "bert_jax", "finetune")
+COMMAND = (sys.executable, "-m", "bert_jax")
+FOLDER_PLACEHOLDER = "{folder}"
+"""Stands for the folder of a job in its arguments."""
 _POLL_SECONDS = 0.5
+_JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Describes one fine-tuning run.
+    """Describes one command.
 
     Attributes:
       name: its folder, relative to the output folder.
-      arguments: the arguments of `bert-jax finetune`, without --run.
+      arguments: the arguments of `bert-jax`; "{folder}" stands for the folder of the job.
       cost: how long it takes, in any unit that all jobs of a command share.
+      group: jobs of one group run in the same shard, in their order; "": a group of its own.
+      requires: the names of jobs that must have succeeded.
     """
 
     name: str
     arguments: tuple[str, ...]
     cost: float = 1.0
+    group: str = ""
+    requires: tuple[str, ...] = ()
 
 
 class Interrupted(Exception):
@@ -180,7 +174,7 @@ class JobRunner:
     def __init__(
         self,
         folder: Path,
-        command: Sequence[str] = FINETUNE_COMMAND,
+        command: Sequence[str] = COMMAND,
         *,
         shard: JobShard | None = None,
     ):
@@ -217,6 +211,16 @@ class JobRunner:
             with exclusive(self._folder):
                 _write_or_check_settings(self._folder / SETTINGS_FILE, settings)
 
+    def run_first(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Runs jobs that all shards need; the others wait while one shard runs them.
+
+        Returns and raises as `run`.
+        """
+        if self._shard is None:
+            return self._run_all(jobs)
+        with exclusive(self._folder):
+            return self._run_all(jobs)
+
     def run(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Runs the unfinished jobs in the given order.
 
@@ -232,6 +236,9 @@ class JobRunner:
         if self._shard is not None:
             all_jobs, jobs = jobs, self._shard.select_jobs(jobs)
             logger.info("%s: %d of %d runs", self._shard, len(jobs), len(all_jobs))
+        return self._run_all(jobs)
+
+    def _run_all(self, jobs: Sequence[Job]) -> dict[str, str]:
         failed: dict[str, str] = {}
         pending = [job for job in jobs if not is_finished(self._folder, job)]
         if len(pending) < len(jobs):
@@ -242,7 +249,8 @@ class JobRunner:
         with tqdm(total=total, bar_format=bar_format, disable=None) as bar:
             for number, job in enumerate(pending, start=1):
                 bar.set_description_str(f"[{number}/{len(pending)}] {job.name}")
-                reason = self._run_one(job, bar)
+                missing = [name for name in job.requires if name in failed]
+                reason = f"{missing[0]} has failed" if missing else self._run_one(job, bar)
                 done_cost += job.cost
                 _advance(bar, done_cost)
                 if reason is not None:
@@ -275,7 +283,10 @@ class JobRunner:
             raise Interrupted
         with (run / LOG_FILE).open("ab") as log:
             self._child = subprocess.Popen(
-                [*self._command, *job.arguments, "--run", str(run)],
+                [
+                    *self._command,
+                    *(each.replace(FOLDER_PLACEHOLDER, str(run)) for each in job.arguments),
+                ],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -302,12 +313,22 @@ class JobRunner:
         return _failure_reason(run, exit_code)
 
     def _environment(self) -> dict[str, str]:
-        """Returns the environment of a job, which uses the compilation cache of the folder."""
-        variable = compilation_cache.ENVIRONMENT_VARIABLE
-        cache = os.environ.get(variable) or str((self._folder / compilation_cache.FOLDER).resolve())
-        # Jobs of a study differ in seed and data, not in the program: the first one compiles for
-        # all.
-        return {**os.environ, variable: cache}
+        """Returns the environment of a job, which uses the compilation cache of the folder.
+
+        Jobs of a study differ in seed and data, not in the program: the first one compiles for all.
+        """
+        cache = os.environ.get(compilation_cache.ENVIRONMENT_VARIABLE)
+        if cache == compilation_cache.OFF or _JAX_CACHE in os.environ:
+            return dict(os.environ)
+        folder = (self._folder / compilation_cache.FOLDER).resolve()
+        # JAX's own variables, because verbs that train nothing set up no cache.
+        return {
+            **os.environ,
+            _JAX_CACHE: cache or str(folder),
+            f"JAX_{compilation_cache.MIN_COMPILE_TIME_OPTION.upper()}": str(
+                compilation_cache.MIN_COMPILE_SECONDS
+            ),
+        }
 
     def _wait_for_orphan(self, run: Path) -> None:
         """Waits for a run that an earlier, killed command has left behind in the folder."""
@@ -347,14 +368,23 @@ class Study(Protocol):
         ...
 
 
-def run_study(study: Study, output: Path, *, model: str, shard: JobShard | None = None) -> int:
+def run_study(
+    study: Study, output: Path, *, model: str | None = None, shard: JobShard | None = None
+) -> int:
     """Runs a study, writes its results and prints its table; a shard only runs its jobs.
+
+    Args:
+      study: the study.
+      output: its folder.
+      model: the model of all runs, which is looked for before any run is started.
+      shard: the part of the jobs to run; None for all.
 
     Returns:
       The exit code: 0, 1 if a run failed, 75 if a signal asked to stop.
     """
     with JobRunner(output, shard=shard) as runner:
-        resolve_model_folder(model)  # before any run is started
+        if model is not None:
+            resolve_model_folder(model)
         runner.write_or_check_settings(study.settings)
         try:
             failed = study.run(runner)

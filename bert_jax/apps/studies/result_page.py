@@ -42,6 +42,10 @@ def write_pages(
     table: ResultTable,
     notes: Sequence[str],
     charts: Sequence[tuple[str, str]] = (),
+    *,
+    introduction: str = "",
+    charts_title: str = "By setting",
+    sections: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Writes table.md and table.html: the table, notes, and (HTML only) charts.
 
@@ -51,14 +55,20 @@ def write_pages(
       table: the table.
       notes: sentences below the table.
       charts: pairs (heading, SVG element).
+      introduction: a paragraph below the title.
+      charts_title: the heading of the charts.
+      sections: pairs (heading, HTML) after the notes (HTML only).
     """
     note_lines = "".join(f"- {note}\n" for note in notes)
-    atomic_write(folder / MARKDOWN_FILE, f"# {title}\n\n{table.markdown()}\n{note_lines}")
+    text = f"{introduction}\n\n" if introduction else ""
+    atomic_write(folder / MARKDOWN_FILE, f"# {title}\n\n{text}{table.markdown()}\n{note_lines}")
     cards = "".join(html.card(svg, title=heading) for heading, svg in charts)
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     body = f"<h1>{html.escape(title)}</h1>"
+    body += f"<p>{html.escape(introduction)}</p>" if introduction else ""
     body += html.section("Results", html.table(table.columns, table.rows))
     if cards:
-        body += f'<h2>By setting</h2><div class="charts">{cards}</div>'
+        body += f'<h2>{html.escape(charts_title)}</h2><div class="charts">{cards}</div>'
     body += html.section("How these numbers were computed", f"<ul>{items}</ul>")
+    body += "".join(html.section(heading, content) for heading, content in sections)
     atomic_write(folder / HTML_FILE, html.html_page(title, body))

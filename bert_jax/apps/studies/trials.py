@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.apps.studies.jobs import Job, is_finished
+from bert_jax.apps.studies.jobs import FOLDER_PLACEHOLDER, Job, is_finished
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import read_json_object
 from bert_jax.runs import run_folder
@@ -60,7 +60,13 @@ class Trial:
         name = f"{self.folder}/seed-{seed}" if self.folder else f"seed-{seed}"
         return Job(
             name=name,
-            arguments=(*arguments, *(("--set", *sets) if sets else ())),
+            arguments=(
+                "finetune",
+                *arguments,
+                "--run",
+                FOLDER_PLACEHOLDER,
+                *(("--set", *sets) if sets else ()),
+            ),
             cost=self.cost,
         )
 

@@ -1,7 +1,8 @@
 """Classifies texts by logistic regression on the frozen vectors of their words."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from bert_jax.apps.word_vectors.word_encoder import WordEncoder
 from bert_jax.data.finetuning.readers.columns import cell_text, require_columns
 from bert_jax.data.finetuning.readers.tabular_files import read_table
 from bert_jax.errors import UserError
-from bert_jax.tasks.metrics.text_baselines import logistic_regression
+from bert_jax.tasks.metrics.text_baselines import logistic_regression, tfidf_predictions
 
 SCALAR_MIX = "scalar mix"
 _TEXTS_AT_ONCE = 256
@@ -55,20 +56,17 @@ def mean_features(encoder: WordEncoder, texts: Sequence[str]) -> np.ndarray:
 
 def classify_frozen(
     encoder: WordEncoder, train: LabeledTexts, dev: LabeledTexts
-) -> dict[str, float]:
-    """Computes the accuracy on dev of logistic regression on each layer, and on their mix.
+) -> dict[str, list[bool]]:
+    """Classifies dev by logistic regression on each layer, and on their mix.
 
     Returns:
-      Layer -> accuracy; for several layers also that of the scalar mix of ELMo under "scalar mix".
+      Layer -> whether each text of dev gets its label; for several layers also with the scalar mix
+      of ELMo, under "scalar mix".
 
     Raises:
       UserError: the training examples have one label only.
     """
-    if len(set(train.labels)) < 2:
-        raise UserError(
-            f"all {len(train.labels)} training examples have the label {train.labels[0]!r}; "
-            "expected at least two labels"
-        )
+    _check_labels(train)
     fitted, held_out = mean_features(encoder, train.texts), mean_features(encoder, dev.texts)
     predictions = {
         name: logistic_regression(fitted[:, layer], train.labels, held_out[:, layer])
@@ -76,10 +74,38 @@ def classify_frozen(
     }
     if len(encoder.layer_names) > 1:
         predictions[SCALAR_MIX] = mixed_logistic_regression(fitted, train.labels, held_out)[0]
-    return {
-        name: float(np.mean([a == b for a, b in zip(predicted, dev.labels, strict=True)]))
-        for name, predicted in predictions.items()
-    }
+    return {name: _correct(predicted, dev) for name, predicted in predictions.items()}
+
+
+def classify_without_model(
+    features: Literal["tf-idf", "majority"], train: LabeledTexts, dev: LabeledTexts
+) -> dict[str, list[bool]]:
+    """Classifies dev by logistic regression on TF-IDF features, or by the most frequent label.
+
+    Returns:
+      The name of the features -> whether each text of dev gets its label.
+
+    Raises:
+      UserError: the training examples have one label only.
+    """
+    _check_labels(train)
+    if features == "majority":
+        predicted = [Counter(train.labels).most_common(1)[0][0]] * len(dev.labels)
+    else:
+        predicted = tfidf_predictions((train.texts, train.labels), dev.texts)
+    return {features: _correct(predicted, dev)}
+
+
+def _check_labels(train: LabeledTexts) -> None:
+    if len(set(train.labels)) < 2:
+        raise UserError(
+            f"all {len(train.labels)} training examples have the label {train.labels[0]!r}; "
+            "expected at least two labels"
+        )
+
+
+def _correct(predicted: Sequence[str], dev: LabeledTexts) -> list[bool]:
+    return [a == b for a, b in zip(predicted, dev.labels, strict=True)]
 
 
 def mixed_logistic_regression(

@@ -34,7 +34,7 @@ def fake_run(arguments: Sequence[str], run: Path) -> str | None:
 
     A larger learning rate gives more correct predictions. A run with seed 9 fails.
     """
-    args = parse_command(["finetune", *arguments, "--run", str(run)])
+    args = parse_command([text.replace("{folder}", str(run)) for text in arguments])
     if args.seed == 9:
         return "no luck"
     task = load_task(args.task_config())

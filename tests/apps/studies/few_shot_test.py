@@ -172,7 +172,7 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     def run_jobs(runner, jobs):
         """Parses the command of each job as `bert-jax finetune` would, and writes its results."""
         for job in jobs:
-            args = cli.parse_command(["finetune", *job.arguments, "--run", "r"])
+            args = cli.parse_command(job.arguments)
             data = finetune.make_experiment(args).data
             assert (
                 isinstance(data, FineTuningData)

@@ -18,7 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.__main__ import main
-from bert_jax.apps.studies.jobs import STARTUP_COST, Job, JobRunner, JobShard, assign, is_finished
+from bert_jax.apps.studies.jobs import (
+    FOLDER_PLACEHOLDER,
+    STARTUP_COST,
+    Job,
+    JobRunner,
+    JobShard,
+    assign,
+    is_finished,
+)
 from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
@@ -97,7 +105,10 @@ def command(tmp_path) -> tuple[str, ...]:
 
 
 def make_jobs(**behaviors: str) -> list[Job]:
-    return [Job(name=name, arguments=(behavior,)) for name, behavior in behaviors.items()]
+    return [
+        Job(name=name, arguments=(behavior, "--run", FOLDER_PLACEHOLDER))
+        for name, behavior in behaviors.items()
+    ]
 
 
 def test_shards_run_only_their_jobs(tmp_path, command):

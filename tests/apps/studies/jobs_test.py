@@ -13,6 +13,7 @@ import pytest
 
 from bert_jax.apps.studies.jobs import (
     FINISHED_FILE,
+    FOLDER_PLACEHOLDER,
     Interrupted,
     Job,
     JobRunner,
@@ -46,7 +47,7 @@ with lock_run_folder(run):
     if what == "fail" and not (run / "fixed").exists():
         sys.exit("error: the data is damaged;\\nfix it")
     if what == "cache":
-        note(os.environ["BERT_JAX_COMPILATION_CACHE"])
+        note(os.environ.get("JAX_COMPILATION_CACHE_DIR", "off"))
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "long" and not (run.parent / "hurry").exists():
@@ -67,7 +68,10 @@ def command(tmp_path, monkeypatch) -> tuple[str, ...]:
 
 
 def make_jobs(**behaviors: str) -> list[Job]:
-    return [Job(name=name, arguments=(behavior,)) for name, behavior in behaviors.items()]
+    return [
+        Job(name=name, arguments=(behavior, "--run", FOLDER_PLACEHOLDER))
+        for name, behavior in behaviors.items()
+    ]
 
 
 def run(output: Path, command: tuple[str, ...], jobs: list[Job]) -> dict[str, str]:
@@ -95,7 +99,7 @@ def test_each_job_runs_once_in_order(tmp_path, command, caplog):
     assert run(output, command, jobs) == {}
     assert journal(output) == ["b begins", "b ends", "a begins", "a ends"]
     assert all(is_finished(output, job) for job in jobs)
-    assert not is_finished(output, Job(name="a", arguments=("other",)))
+    assert not is_finished(output, Job(name="a", arguments=("other", "--run", FOLDER_PLACEHOLDER)))
     assert "1 of 2 runs are already finished" in caplog.text
     assert "[1/1] a finished" in caplog.text
 
@@ -114,7 +118,8 @@ def test_failed_jobs_are_reported_and_retried(tmp_path, command):
 
 
 def test_jobs_share_a_compilation_cache(tmp_path, command, monkeypatch):
-    monkeypatch.delenv("BERT_JAX_COMPILATION_CACHE", raising=False)
+    for variable in ("BERT_JAX_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
     assert run(tmp_path / "output", command, make_jobs(a="cache", b="cache")) == {}
     monkeypatch.setenv("BERT_JAX_COMPILATION_CACHE", "off")
     assert run(tmp_path / "output", command, make_jobs(c="cache")) == {}
@@ -150,7 +155,7 @@ def test_waits_for_run_of_killed_command(tmp_path, command, caplog):
     code = (
         "import sys\nfrom pathlib import Path\nfrom bert_jax.apps.studies.jobs import *\n"
         "with JobRunner(Path(sys.argv[1]), sys.argv[2:]) as runner:\n"
-        "    runner.run([Job(name='one', arguments=('slow',))])"
+        "    runner.run([Job(name='one', arguments=('slow', '--run', '{folder}'))])"
     )
     killed = subprocess.Popen([sys.executable, "-c", code, str(output), *command])
     await_line(output, "one begins")

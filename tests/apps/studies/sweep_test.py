@@ -27,7 +27,7 @@ class FakeJobRunner(JobRunner):
 
     def _run_one(self, job, bar):
         run = self._folder / job.name
-        args = parse_command(["finetune", *job.arguments, "--run", str(run)])
+        args = parse_command([text.replace("{folder}", str(run)) for text in job.arguments])
         seed, rate = args.seed, args.learning_rate
         task = args.task_config()
         assert isinstance(task, Columns) and task.label == "label" and Path(args.model).is_dir()

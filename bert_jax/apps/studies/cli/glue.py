@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_jax.apps.studies.cli.shards import SHARDS_HELP, ShardArguments
 from bert_jax.cli.arguments import CONTAMINATION, PRETRAINED, seeds_from_count
 from bert_jax.config.flags import REQUIRED, flag, switch
 from bert_jax.config.labeled_data import GLUE_NAMES
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
 
-EPILOG = """examples:
+EPILOG = f"""examples:
   bert-jax glue --glue-dir glue_data --model exported --output runs/glue --zip
   bert-jax glue --glue-dir glue_data --model exported --output runs/paper --num-seeds 5 \\
       --batch-size 16 32 --learning-rate 5e-5 3e-5 2e-5 --epochs 2 3 4
@@ -24,10 +25,7 @@ its own run folder under --output (rte/seed-0, ...), like one of `bert-jax finet
 command resumes after a stop and does not repeat finished runs; --tasks may be added and
 --num-seeds increased later. If a run fails, it is reported and the others continue.
 
-To use several chips or machines, run the same command on each with --num-shards N and --shard 0 to
-N-1. Each executes its shard of the runs, longest first; shards are balanced by estimated cost. When
-all shards have finished, the command without --num-shards writes the tables.
-
+{SHARDS_HELP}
 Files written: results.json, table.md, table.html, and with --zip submission.zip for
 gluebenchmark.com: test predictions of each task's best run on dev, predictions of the MNLI model
 for the diagnostic set, and the majority class for WNLI. Exit codes: 0 done, 1 a run failed,
@@ -39,7 +37,7 @@ _TASKS = tuple(name for name in GLUE_NAMES if name != "ax")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(ShardArguments):
     """Names the data, the model and the output folder, and the settings of the benchmark."""
 
     glue_dir: str = flag("DIR", "folder with CoLA/train.tsv and so on", REQUIRED)
@@ -66,8 +64,6 @@ class Arguments:
         const="",
     )
     contamination: str | None = flag("DIR", CONTAMINATION)
-    num_shards: int | None = flag("N", "number of processes that split the runs")
-    shard: int | None = flag("I", "index of this process, from 0 to N-1")
     zip: bool = switch("submission.zip for the leaderboard")
     set: tuple[str, ...] = flag(
         "FIELD=VALUE",
@@ -76,10 +72,6 @@ class Arguments:
     )
 
     def __post_init__(self) -> None:
-        if (self.num_shards is None) != (self.shard is None):
-            raise ConfigError(
-                "only one of --num-shards N and --shard I is given; expected both or neither"
-            )
         if self.num_shards is not None and self.mnli_init == "":
             raise ConfigError(
                 "--mnli-init without a model cannot be combined with --num-shards, because the "
@@ -92,7 +84,7 @@ def run(args: Arguments) -> int:
     """Runs the benchmark; returns 0, 1 if a run failed, 75 if stopped."""
     from bert_jax.apps.studies import leaderboard
     from bert_jax.apps.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
-    from bert_jax.apps.studies.jobs import JobShard, run_study
+    from bert_jax.apps.studies.jobs import run_study
     from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.pretrained.folder import resolve_model_folder
     from bert_jax.train.preemption import EXIT_PREEMPTED
@@ -109,9 +101,7 @@ def run(args: Arguments) -> int:
         mnli_init=SAME_SEED_MNLI if args.mnli_init == "" else args.mnli_init,
         overrides=args.set,
     )
-    output, shard = Path(args.output), None
-    if args.shard is not None and args.num_shards is not None:
-        shard = JobShard(index=args.shard, count=args.num_shards)
+    output, shard = Path(args.output), args.job_shard()
     found_items = known_items(args.contamination, resolve_model_folder(args.model))
     study = Benchmark(benchmark_config, output, found_items)
     for task, reason in study.skipped.items():

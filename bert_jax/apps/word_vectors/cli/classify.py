@@ -14,7 +14,8 @@ EPILOG = """examples:
 
 The features of a text are the mean of the vectors of its words, of each layer; with several layers
 also their scalar mix, whose weights and gamma are trained with the classifier (Peters et al. 2018).
-MODEL is a file of word vectors, a folder of ELMo, or an encoder.
+MODEL is a file of word vectors, a folder of ELMo, or an encoder; tf-idf for the TF-IDF of words and
+pairs of words instead, or majority for the most frequent label.
 """
 
 
@@ -22,7 +23,9 @@ MODEL is a file of word vectors, a folder of ELMo, or an encoder.
 class Arguments:
     """Names the model, the tables and their columns."""
 
-    model: str = positional("MODEL", "file of word vectors, folder of ELMo, or encoder")
+    model: str = positional(
+        "MODEL", "file of word vectors, folder of ELMo, encoder, tf-idf or majority"
+    )
     train: str = flag(
         "FILE", "table of training examples (CSV, TSV, JSON lines, Parquet)", REQUIRED
     )
@@ -34,15 +37,24 @@ class Arguments:
 
 def run(args: Arguments) -> None:
     """Prints the accuracy of each layer."""
-    from bert_jax.apps.word_vectors.frozen_features import classify_frozen, read_labeled_texts
+    from bert_jax.apps.word_vectors.frozen_features import (
+        classify_frozen,
+        classify_without_model,
+        read_labeled_texts,
+    )
     from bert_jax.apps.word_vectors.word_encoder import load_word_encoder
     from bert_jax.io.atomic_io import check_writable, write_json
 
     if args.output is not None:
         check_writable(Path(args.output))
     train, dev = (read_labeled_texts(f, args.text, args.label) for f in (args.train, args.dev))
-    found = classify_frozen(load_word_encoder(args.model), train, dev)
-    for name, accuracy in found.items():
-        print(f"{name:20} accuracy {100 * accuracy:5.1f} of {len(dev.texts):,} texts", flush=True)
+    if args.model == "tf-idf" or args.model == "majority":
+        correct = classify_without_model(args.model, train, dev)
+    else:
+        correct = classify_frozen(load_word_encoder(args.model), train, dev)
+    accuracy = {name: sum(values) / len(values) for name, values in correct.items()}
+    for name, value in accuracy.items():
+        print(f"{name:20} accuracy {100 * value:5.1f} of {len(dev.texts):,} texts", flush=True)
     if args.output is not None:
-        write_json(Path(args.output), {"model": args.model, "accuracy": found})
+        results = {"model": args.model, "accuracy": accuracy, "correct": correct}
+        write_json(Path(args.output), results)

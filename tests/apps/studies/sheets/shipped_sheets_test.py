@@ -1,0 +1,109 @@
+"""Builds the shipped sheets on a small corpus, and runs one of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.apps.studies.sheets.budgets import updates_of
+from bert_jax.apps.studies.sheets.run import SheetStudy, load_sheet
+from bert_jax.apps.studies.sheets.sheet import Pretrain
+from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.recipes import shipped_recipes
+
+TASK = ["train=t.tsv", "dev=d.tsv", "text=text", "label=label"]
+
+
+@pytest.fixture(name="corpus", scope="module")
+def _corpus(tmp_path_factory) -> Path:
+    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def arguments(name: str, corpus: Path) -> list[str]:
+    if name == "data":
+        text = corpus.parent / "text"
+        for number in range(8):
+            (text / f"more-{number}.txt").write_text("One sentence. And one more.\n")
+        return [f"text={text}/*.txt", f"tokenizer={corpus}", f"heldout={corpus}"]
+    found = [f"corpus={corpus}", f"heldout={corpus}"]
+    return found + {"growth": ["blimp=*.jsonl"], "textbook": TASK}.get(name, [])
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("sheets/")])
+def test_models_of_shipped_sheets_can_be_trained(name, corpus, tmp_path):
+    sheet = load_sheet(name, arguments(name.removeprefix("sheets/"), corpus))
+    study = SheetStudy(sheet, tmp_path)
+    for model_name, model in sheet.models.items():
+        if isinstance(model, Pretrain):
+            budget = model.budget or sheet.budget
+            assert budget is not None
+            filled = {key: str(value) for key, value in model.arguments.items()}
+            filled["corpus"] = str(corpus)  # a sheet may prepare its own
+            spent = updates_of(
+                Pretrain(recipe=model.recipe, arguments=filled, overrides=model.overrides),
+                budget,
+                model_name,
+            )
+            assert spent.amount(budget.unit) == pytest.approx(budget.amount, rel=0.01)
+    assert study.settings["title"] == sheet.title
+
+
+SHEET = """
+from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
+from bert_jax.apps.studies.sheets.sheet import Budget, Pretrain, Sheet
+
+
+def get_config(*, corpus: str, heldout: str, pairs: str, seeds: tuple[int, ...]) -> Sheet:
+    models = {
+        name: Pretrain(
+            recipe="comparison",
+            arguments={
+                "corpus": corpus, "heldout": heldout, "objective": objective, "num_layers": 1,
+                "hidden_size": 32, "seq_length": 32,
+            },
+            overrides=("train.evaluation.num_examples=64",),
+        )
+        for name, objective in (("mlm", "mlm"), ("left to right", "left_to_right"))
+    }
+    measured = measures(blimp=pairs)
+    return Sheet(
+        title="Small", question="", columns=tuple(measured), models=models, reference="mlm",
+        systems=systems_of(models, measured, without_loss=["left to right"]),
+        budget=Budget(unit="updates", amount=6), seeds=seeds, curves=("mlm_loss",),
+    )
+"""
+
+
+@pytest.mark.slow
+def test_real_sheet_compiles_once_for_all_seeds(corpus, tmp_path, capsys):
+    (tmp_path / "small.py").write_text(SHEET)
+    pairs = [
+        {"sentence_good": f"One sentence and {n}.", "sentence_bad": f"Sentence one and {n}."}
+        for n in range(8)
+    ]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    output, heldout = tmp_path / "output", str(tmp_path / "heldout")
+    text = tmp_path / "heldout.txt"
+    text.write_text("".join(f"A sentence, held out. It is number {n}.\n\n" for n in range(200)))
+    prepare = ["prepare", "--files", str(text), "--tokenizer", str(corpus / "vocabulary")]
+    assert main([*prepare, "--output", heldout]) in (0, None)
+
+    def run(seeds: list[int]) -> set[str]:
+        given = [f"corpus={corpus}", f"heldout={heldout}", f"pairs={file}", f"seeds={seeds}"]
+        command = ["sheet", str(tmp_path / "small.py"), "--output", str(output), "--arg", *given]
+        assert main(command) == 0
+        return {each.name for each in (output / "compiled").iterdir() if "cache" in each.name}
+
+    compiled = run([0])
+    assert compiled
+    assert run([0, 1]) == compiled
+    results = json.loads((output / "results.json").read_text())
+    blimp = results["systems"]["left to right"]["results"]["BLiMP"]
+    assert set(blimp["values"]) == {"0", "1"}
+    assert blimp["comparison"]["over"] == "examples"
+    assert set(results["systems"]["left to right"]["results"]) == {"BLiMP"}
+    curve = results["curves"]["mlm_loss"]["mlm"]
+    assert [step for step, _ in curve] == sorted({step for step, _ in curve})
+    assert "mean of 2 seeds" in capsys.readouterr().out
