@@ -152,6 +152,10 @@ ARGUMENTS = {
     "parallelism": "how devices share a step: `dp` splits the batch, `fsdp` also the parameters, "
     "`tp` also layers by two, `fsdp_tp` all three",
     "seed": "the seed of all randomness",
+    "seeds": "the seeds with which each model is trained and evaluated",
+    "num_layers": "the layers of the encoder",
+    "hidden_size": "the width of the encoder, D",
+    "mlm_probability": "the fraction of the tokens that are predicted in training",
     "method": "what is trained besides the heads, as `--method` of `bert-jax finetune`",
     "epochs": "the passes through the training examples",
     "glue_dir": "the folder of the official GLUE files",
