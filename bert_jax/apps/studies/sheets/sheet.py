@@ -234,13 +234,13 @@ class Sheet:
             raise ConfigError(f"seeds is {list(self.seeds)}; expected different numbers, not none")
         _check_known("reference", [self.reference], systems)
         for system in self.systems:
-            where = f"the system {system.name!r}"
-            _check_known(f"{where}: model", [system.model] if system.model else [], self.models)
-            _check_known(f"{where}: evaluations", system.evaluations, columns)
+            location = f"the system {system.name!r}"
+            _check_known(f"{location}: model", [system.model] if system.model else [], self.models)
+            _check_known(f"{location}: evaluations", system.evaluations, columns)
             for evaluation in system.evaluations.values():
                 uses_model = any("{model}" in each for each in evaluation.command)
                 if system.model is None and (uses_model or not evaluation.command):
-                    raise ConfigError(f"{where} is evaluated with a model, but model is None")
+                    raise ConfigError(f"{location} is evaluated with a model, but model is None")
         for name, model in self.models.items():
             if isinstance(model, Part):
                 _check_known(f"the model {name!r}: of", [model.of], self.models)
@@ -270,8 +270,8 @@ def _check_names(kind: str, names: list[str]) -> None:
         raise ConfigError(f"{kind} contains {repeated[0]!r} twice; expected different names")
 
 
-def _check_known(where: str, names: Iterable[str], known: Iterable[str]) -> None:
+def _check_known(location: str, names: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise unknown_field(f"{where} {name!r}", name, known)
+            raise unknown_field(f"{location} {name!r}", name, known)

@@ -80,12 +80,12 @@ def compare(
       that both have.
     """
     if outcomes and reference_outcomes:
-        ours, theirs = (
+        first, second = (
             np.mean(list(each.values()), axis=0) if len({*map(len, each.values())}) == 1 else None
             for each in (outcomes, reference_outcomes)
         )
-        if ours is not None and theirs is not None and ours.shape == theirs.shape:
-            differences = ours - theirs
+        if first is not None and second is not None and first.shape == second.shape:
+            differences = first - second
             mean = float(differences.mean())
             return Comparison(mean, _sign_test(differences), "examples")
     seeds = sorted(values.keys() & reference.keys())

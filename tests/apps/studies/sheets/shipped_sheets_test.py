@@ -1,4 +1,8 @@
-"""Builds the shipped sheets on a small corpus, and runs one of them."""
+"""Builds the shipped sheets on a small corpus, and runs one of them.
+
+Covers configs/sheets/, configs/pretrain/comparison.py and
+bert_jax/apps/studies/sheets/evaluations.py.
+"""
 
 import json
 from pathlib import Path

@@ -38,11 +38,11 @@ def test_interval_of_one_seed_is_over_examples(rng):
 
 
 def test_test_over_seeds_is_paired_t(rng):
-    ours, theirs = rng.normal(size=(2, 4))
-    found = compare(dict(enumerate(ours)), dict(enumerate(theirs)), {}, {})
+    first, second = rng.normal(size=(2, 4))
+    found = compare(dict(enumerate(first)), dict(enumerate(second)), {}, {})
     assert found is not None
-    assert found.p_value == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
-    assert found.difference == pytest.approx(np.mean(ours - theirs))
+    assert found.p_value == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert found.difference == pytest.approx(np.mean(first - second))
     # Only seeds that both have are paired.
     assert compare({0: 1.0, 1: 2.0}, {1: 1.0, 2: 3.0}, {}, {}) is None
 
@@ -56,12 +56,12 @@ def test_equal_systems_do_not_differ():
 
 
 def test_test_of_signs_is_close_to_all_signs(rng):
-    ours, theirs = rng.integers(0, 2, (2, 24)).astype(float)
-    differences = ours - theirs
+    first, second = rng.integers(0, 2, (2, 24)).astype(float)
+    differences = first - second
     nonzero = differences[differences != 0]
     signs = np.array(list(itertools.product([-1, 1], repeat=len(nonzero))))
     exact = (abs(signs @ nonzero) >= abs(nonzero.sum())).mean()
-    found = compare({0: 0.0}, {0: 0.0}, {0: ours.tolist()}, {0: theirs.tolist()})
+    found = compare({0: 0.0}, {0: 0.0}, {0: first.tolist()}, {0: second.tolist()})
     assert found is not None
     assert found.over == "examples"
     # 9,999 draws: five standard errors of a fraction are at most .025.
@@ -69,9 +69,9 @@ def test_test_of_signs_is_close_to_all_signs(rng):
 
 
 def test_seeds_are_averaged_before_the_test_over_examples():
-    ours = {0: [1.0] * 30, 1: [0.0] * 30}
-    theirs = {0: [0.0] * 30, 1: [1.0] * 30}
-    found = compare({0: 1.0, 1: 0.0}, {0: 0.0, 1: 1.0}, ours, theirs)
+    first = {0: [1.0] * 30, 1: [0.0] * 30}
+    second = {0: [0.0] * 30, 1: [1.0] * 30}
+    found = compare({0: 1.0, 1: 0.0}, {0: 0.0, 1: 1.0}, first, second)
     assert found is not None and found.p_value == 1.0
 
 
