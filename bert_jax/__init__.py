@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from bert_jax.predict.embedder import Embedder as Embedder
     from bert_jax.predict.fill_mask import FillMask as FillMask
     from bert_jax.predict.generator import Generator as Generator
+    from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder as MultiVectorEmbedder
     from bert_jax.predict.predictor import Predictor as Predictor
+    from bert_jax.predict.sparse_embedder import SparseEmbedder as SparseEmbedder
     from bert_jax.pretrained.load import load_model as load_model
 
 __all__ = [
@@ -30,7 +32,9 @@ __all__ = [
     "Experiment",
     "FillMask",
     "Generator",
+    "MultiVectorEmbedder",
     "Predictor",
+    "SparseEmbedder",
     "__version__",
     "finetune",
     "load_model",
@@ -50,6 +54,10 @@ def __getattr__(name: str) -> Any:
             from bert_jax.predict.fill_mask import FillMask as value
         case "Generator":
             from bert_jax.predict.generator import Generator as value
+        case "MultiVectorEmbedder":
+            from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder as value
+        case "SparseEmbedder":
+            from bert_jax.predict.sparse_embedder import SparseEmbedder as value
         case "Predictor":
             from bert_jax.predict.predictor import Predictor as value
         case "load_model":

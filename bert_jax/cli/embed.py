@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.cli.arguments import (
     MODEL_WITHOUT_HEAD,
@@ -13,9 +13,12 @@ from bert_jax.cli.arguments import (
 )
 from bert_jax.config.flags import first_given, flag
 from bert_jax.errors import ConfigError
+from bert_jax.models.sentence_encoder.config import TextRole
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from bert_jax.pretrained.load import LoadedModel
 
 HELP = "compute embeddings (vectors) of texts; to search by them: `search index`"
 
@@ -24,6 +27,7 @@ EPILOG = f"""examples:
   bert-jax embed all-MiniLM-L6-v2 --file texts.txt > vectors.jsonl
   bert-jax embed e5-small --prompt-name query "how do bees fly"
   bert-jax embed runs/tiny --pooling cls --layers=-4,-3,-2,-1 --file texts.txt > vectors.jsonl
+  bert-jax embed splade --role query "how do bees fly"
 
 {MODEL_WITHOUT_HEAD}
 A folder of sentence-transformers, and a run of `bert-jax embed-train`, has a pooling, dense layers,
@@ -33,6 +37,11 @@ model, as bert-jax distill-static makes, accepts none of these flags.
 Each embedding is one line: {{"text": ..., "truncated": false, "embedding": [...]}}. Line N of the
 output belongs to line N of a file or of standard input; the embedding of an empty line is that of
 [CLS] and [SEP] alone.
+
+A sparse model (SPLADE) and a multi-vector model (ColBERT) read queries and documents differently
+(--role). The embedding of a sparse model is {{"net": 1.9, "repair": 1.4, ...}}, the weights of
+tokens of the vocabulary, largest first. A multi-vector model has a vector for each token of a text,
+whose names are in "tokens"; some tokens, such as punctuation, may have none.
 """
 
 
@@ -58,6 +67,11 @@ class Arguments(VectorArguments, TextArguments, ModelArguments):
         type=_parse_layers,
     )
 
+    role: TextRole | None = flag(
+        "",
+        "what the texts are in a search, for sparse and multi-vector models (default: document)",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_name is not None and self.prompt is not None:
@@ -72,11 +86,29 @@ def run(args: Arguments) -> None:
     if is_static_folder(resolve_model_folder(args.model)):
         _embed_statically(args)
         return
-    from bert_jax.predict.embedder import Embedder
+    from bert_jax.pretrained.embedding_model import embedding_kind
     from bert_jax.pretrained.load import load_encoder
 
+    model = load_encoder(args.model)
+    match embedding_kind(model):
+        case "dense":
+            _embed_densely(args, model)
+        case "sparse":
+            _embed_sparsely(args, model)
+        case "multi_vector":
+            _embed_tokens(args, model)
+
+
+def _embed_densely(args: Arguments, model: "LoadedModel") -> None:
+    from bert_jax.predict.embedder import Embedder
+
+    if args.role is not None:
+        raise ConfigError(
+            f"{args.model} makes one dense vector for a text of any role, so it does not use "
+            "--role; choose a prompt with --prompt-name"
+        )
     embed = Embedder(
-        load_encoder(args.model),
+        model,
         pooling=args.pooling,
         layers=args.layers,
         normalize=args.normalize,
@@ -87,11 +119,51 @@ def run(args: Arguments) -> None:
         _print_records(text_batch, *embedded)
 
 
+def _embed_sparsely(args: Arguments, model: "LoadedModel") -> None:
+    """Prints the weights of tokens of the vocabulary."""
+    from bert_jax.predict.sparse_embedder import SparseEmbedder
+
+    _check_flags(args, "sparse")
+    embed = SparseEmbedder(model)
+    for texts in text_groups(args):
+        vectors, truncated = embed.embed(texts, **_chosen(args))
+        for text, weights, cut in zip(texts, embed.weights(vectors), truncated, strict=True):
+            _print_record({"text": text, "truncated": cut, "embedding": weights})
+
+
+def _embed_tokens(args: Arguments, model: "LoadedModel") -> None:
+    """Prints a vector for each token of a text."""
+    from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
+
+    _check_flags(args, "multi-vector")
+    embed = MultiVectorEmbedder(model)
+    for texts in text_groups(args):
+        for text, embedded in zip(texts, embed.embed(texts, **_chosen(args)), strict=True):
+            _print_record(
+                {
+                    "text": text,
+                    "truncated": embedded.is_truncated,
+                    "tokens": embed.tokens(embedded),
+                    "embedding": embedded.vectors.tolist(),
+                }
+            )
+
+
+def _check_flags(args: Arguments, kind: str) -> None:
+    if name := first_given(args, "pooling", "layers", "normalize", "dimensions"):
+        raise ConfigError(f"{args.model} is a {kind} model, which does not use {name}; remove it")
+
+
+def _chosen(args: Arguments) -> dict[str, Any]:
+    role: TextRole = args.role or "document"
+    return {"role": role, "prompt_name": args.prompt_name, "prompt": args.prompt}
+
+
 def _embed_statically(args: Arguments) -> None:
     """Prints the vectors of a static embedding model, which has no layers, pooling or prompts."""
     from bert_jax.predict.static_embedder import StaticEmbedder
 
-    flags = ("pooling", "layers", "normalize", "dimensions", "prompt_name", "prompt")
+    flags = ("pooling", "layers", "normalize", "dimensions", "prompt_name", "prompt", "role")
     if name := first_given(args, *flags):
         raise ConfigError(
             f"{args.model} is a static embedding model, which does not support {name}; remove it"
@@ -103,5 +175,8 @@ def _embed_statically(args: Arguments) -> None:
 
 def _print_records(texts: list[str], vectors: "np.ndarray", truncated: list[bool]) -> None:
     for text, vector, is_truncated in zip(texts, vectors, truncated, strict=True):
-        record = {"text": text, "truncated": is_truncated, "embedding": vector.tolist()}
-        print(json.dumps(record, ensure_ascii=False), flush=True)
+        _print_record({"text": text, "truncated": is_truncated, "embedding": vector.tolist()})
+
+
+def _print_record(record: dict[str, Any]) -> None:
+    print(json.dumps(record, ensure_ascii=False), flush=True)

@@ -122,13 +122,13 @@ def _export(args: Arguments) -> None:
     from bert_jax.export.onnx.write import check_onnx_installed
     from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
     from bert_jax.io.atomic_io import check_new_folder
-    from bert_jax.pretrained.initial import load_generator
-    from bert_jax.pretrained.load import (
+    from bert_jax.pretrained.embedding_model import (
+        embedding_kind,
         is_sentence_encoder,
-        load_model,
-        require_encoder,
         sentence_model_of,
     )
+    from bert_jax.pretrained.initial import load_generator
+    from bert_jax.pretrained.load import load_model, require_encoder
     from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, is_seq2seq
 
     # Before the model is loaded, which takes seconds.
@@ -167,7 +167,10 @@ def _export(args: Arguments) -> None:
         _export_bundle(model, args)
         return
     compared = "hidden states"
-    if args.sentence_transformers or is_sentence_encoder(model):
+    if embedding_kind(model) != "dense":
+        difference = _export_retrieval_encoder(model, args)
+        compared = "hidden states and vectors"
+    elif args.sentence_transformers or is_sentence_encoder(model):
         sentence = with_choices(sentence_model_of(model), args.pooling, args.normalize)
         compared = "hidden states and vectors"
         difference = export_sentence_encoder(sentence, Path(args.output), args.onnx)
@@ -188,6 +191,17 @@ def _export(args: Arguments) -> None:
 
 def _log_next(args: Arguments, verb: str) -> None:
     logger.info("next: bert-jax %s %s --file FILE", verb, shlex.quote(args.output))
+
+
+def _export_retrieval_encoder(model: "LoadedModel", args: Arguments) -> float:
+    from bert_jax.export.retrieval_encoder import export_retrieval_encoder
+    from bert_jax.pretrained.embedding_model import SentenceModel, embedding_model_of
+
+    if name := first_given(args, "onnx", "pooling", "normalize"):
+        raise ConfigError(f"{name} is not supported for sparse and multi-vector models; remove it")
+    retrieval = embedding_model_of(model)
+    assert not isinstance(retrieval, SentenceModel)
+    return export_retrieval_encoder(retrieval, Path(args.output))
 
 
 def _export_bundle(model: "LoadedModel", args: Arguments) -> None:

@@ -34,12 +34,8 @@ from bert_jax.models.model import build_network
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.predict.batches import encode_texts
-from bert_jax.pretrained.load import (
-    LoadedModel,
-    require_no_adapter,
-    require_single_task,
-    sentence_model_of,
-)
+from bert_jax.pretrained.embedding_model import sentence_model_of
+from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_single_task
 from bert_jax.text.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]

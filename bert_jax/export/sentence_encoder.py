@@ -20,12 +20,13 @@ from bert_jax.models.families import format_of
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import SentenceModel, load_sentence_model, require_tokenizer
+from bert_jax.pretrained.embedding_model import SentenceModel, load_sentence_model
+from bert_jax.pretrained.load import require_tokenizer
 from bert_jax.pretrained.setfit import HEAD_CONFIG, HEAD_WEIGHTS, is_setfit_folder, load_head
 
 # An empty text has special tokens only, and the last one is longer than 512 tokens, so that
 # truncation is compared, too.
-_SAMPLE_TEXTS = (
+SAMPLE_TEXTS = (
     "",
     "The bell of the church rang nine.",
     "A baker who had slept too long opened her shop at noon. " * 60,
@@ -178,7 +179,7 @@ def _verify_vectors(sentence: SentenceModel, folder: Path) -> float:
         raise UserError(
             f"the export was not written: it describes {reloaded.config}, not {expected}"
         )
-    vectors = [Embedder(each)(_SAMPLE_TEXTS) for each in (sentence, reloaded)]
+    vectors = [Embedder(each)(SAMPLE_TEXTS) for each in (sentence, reloaded)]
     difference = float(np.abs(vectors[0] - vectors[1]).max())
     # `not <=` and not `>`: a difference of NaN is an error, too.
     if not difference <= TOLERANCE:

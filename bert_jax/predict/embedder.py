@@ -20,19 +20,19 @@ from bert_jax.models.sentence_encoder.config import (
     Normalize,
     PoolingMode,
     SentenceEncoderConfig,
+    TextEncoderConfig,
+    TextRole,
 )
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.models.sentence_encoder.network import normalize as normalize_vectors
 from bert_jax.params.functional import Params
 from bert_jax.predict.batches import compute_in_order, encode_texts, padded_batches
-from bert_jax.pretrained.load import (
-    AnyModel,
-    LoadedModel,
+from bert_jax.pretrained.embedding_model import (
+    EmbeddingModel,
     SentenceModel,
-    require_encoder,
-    require_tokenizer,
     sentence_model_of,
 )
+from bert_jax.pretrained.load import AnyModel, LoadedModel, require_encoder, require_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -51,9 +51,7 @@ class TokenizedTexts(NamedTuple):
     prompt_length: int | None
 
 
-def choose_prompt(
-    config: SentenceEncoderConfig, prompt_name: str | None, prompt: str | None
-) -> str:
+def choose_prompt(config: TextEncoderConfig, prompt_name: str | None, prompt: str | None) -> str:
     """Returns the prompt that is put before each text; "" for none.
 
     Args:
@@ -78,6 +76,22 @@ def choose_prompt(
             f"of the model are: {', '.join(prompts) or 'none'}"
         )
     return prompts[prompt_name]
+
+
+def prompt_for(
+    model: EmbeddingModel, role: TextRole, prompt_name: str | None, prompt: str | None
+) -> str:
+    """Returns the prompt of queries or documents, unless another one is chosen.
+
+    Raises:
+      UserError: there is no prompt of that name, or both are given.
+    """
+    if prompt_name is None and prompt is None:
+        return model.config.prompt_of_role(role)
+    try:
+        return choose_prompt(model.config, prompt_name, prompt)
+    except UserError as error:
+        raise UserError(f"{model.model.path}: {error}") from None
 
 
 def tokenize_with_prompt(

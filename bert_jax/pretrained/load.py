@@ -17,22 +17,19 @@ from bert_jax.errors import ConfigError, UserError, describe_folder, require_lis
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.peft.adapter_config import is_adapter_folder
-from bert_jax.interop.sentence_transformers import (
-    is_sentence_folder,
-    read_sentence_head,
-    transformer_folder,
-)
+from bert_jax.interop.sentence_folder import transformer_folder
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.parameters import check_finite, missing_heads, validate_params
-from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import (
+    EmbeddingConfig,
+)
 from bert_jax.objectives.base import TrainedModel
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
-from bert_jax.params.functional import Params
 from bert_jax.pretrained.adapter_folder import read_with_base
 from bert_jax.pretrained.base_model import (
     complete_params,
@@ -140,8 +137,9 @@ class LoadedModel:
       adapter: the adapter that was trained, if it cannot be merged into `params`, such as
         `PrefixTuning`.
       adapter_params: its parameters, which the network has under "adapter"; {} without adapter.
-      sentence_encoder: what follows the encoder, for a run that trained a sentence encoder.
-      sentence_head: its parameters. `pretrained/sentence_model.py` reads the heads of folders.
+      sentence_encoder: what makes vectors of hidden states, for a run that trained an encoder of
+        texts.
+      sentence_head: its parameters. `embedding_model_of` reads the heads of folders.
     """
 
     params: dict[str, Any]
@@ -154,7 +152,7 @@ class LoadedModel:
     tasks: tuple[str, ...] = ()
     adapter: Adapter | None = None
     adapter_params: dict[str, Any] = field(default_factory=dict[str, Any])
-    sentence_encoder: SentenceEncoderConfig | None = None
+    sentence_encoder: EmbeddingConfig | None = None
     sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __repr__(self) -> str:
@@ -477,70 +475,3 @@ def _load_run(
         sentence_encoder=trained.sentence_encoder,
         sentence_head=trained.sentence_head,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceModel:
-    """Holds a sentence encoder in memory.
-
-    Attributes:
-      model: the encoder and its tokenizer, and how they were loaded.
-      config: what follows the encoder.
-      head_params: its parameters, nested, such as {"dense": {"0": {"kernel": ...}}}; {} without
-        dense layers.
-      is_trained: whether the source says how its vectors are made; otherwise `config` is a default.
-    """
-
-    model: LoadedModel
-    config: SentenceEncoderConfig
-    head_params: dict[str, Any] = field(default_factory=dict[str, Any])
-    is_trained: bool
-
-    @property
-    def params(self) -> Params:
-        """Returns the parameters of `build_sentence_encoder(model.config, config)`."""
-        head = {SENTENCE_HEAD: self.head_params} if self.head_params else {}
-        return {"encoder": self.model.params["encoder"], **head}
-
-    @property
-    def max_length(self) -> int:
-        """Returns to how many tokens texts are truncated, special tokens included."""
-        longest = self.model.config.max_length
-        return min(self.config.max_seq_length or longest, longest)
-
-
-def load_sentence_model(path: str | Path) -> SentenceModel:
-    """Reads a folder of sentence-transformers, a run, or any other model as a sentence encoder.
-
-    Raises:
-      UserError: as `load_model` and `sentence_model_of`.
-    """
-    return sentence_model_of(load_encoder(path))
-
-
-def is_sentence_encoder(model: LoadedModel) -> bool:
-    """Returns whether a model comes from a folder or run that says how vectors are made."""
-    return model.sentence_encoder is not None or (
-        model.run is None and is_sentence_folder(Path(model.path))
-    )
-
-
-def sentence_model_of(model: LoadedModel) -> SentenceModel:
-    """Returns a model with what follows its encoder, which is read from the model's folder.
-
-    Raises:
-      UserError: the folder has a module that is not supported, belongs to a sparse or multi-vector
-        model, or is damaged; or the model has an adapter that could not be merged.
-    """
-    require_no_adapter(model, "embed")
-    if model.sentence_encoder is not None:
-        config, head_params = model.sentence_encoder, model.sentence_head
-    elif is_sentence_encoder(model):
-        config, flat = read_sentence_head(
-            Path(model.path), model.config.hidden_size, model.tokenizer
-        )
-        head_params = paths.unflatten(flat)
-    else:
-        return SentenceModel(model=model, config=SentenceEncoderConfig(), is_trained=False)
-    check_finite(paths.flatten(head_params, SENTENCE_HEAD), model.path)
-    return SentenceModel(model=model, config=config, head_params=head_params, is_trained=True)

@@ -26,13 +26,9 @@ from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
 from bert_jax.pretrained.base_model import Base, check_base
+from bert_jax.pretrained.embedding_model import sentence_model_of
 from bert_jax.pretrained.initial import load_model_or_tf1
-from bert_jax.pretrained.load import (
-    LoadedModel,
-    require_masked_lm,
-    require_single_task,
-    sentence_model_of,
-)
+from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_single_task
 from bert_jax.pretrained.seq2seq import start_from_seq2seq
 from bert_jax.runs import run_folder
 from bert_jax.runs.attempt_log import read_attempts

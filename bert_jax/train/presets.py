@@ -59,8 +59,9 @@ from bert_jax.data.sentence_embeddings.text_groups import group_features, read_t
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
+from bert_jax.pretrained.embedding_model import sentence_model_of
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
-from bert_jax.pretrained.load import LoadedModel, sentence_model_of
+from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.analysis import count_labels
 from bert_jax.tasks.features import training_features
 from bert_jax.tasks.metrics.classification import CALIBRATION_METRICS

@@ -22,7 +22,8 @@ from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
 from bert_jax.io.atomic_io import write_json
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.setfit import SetFitClassifier
-from bert_jax.pretrained.load import LoadedSetFit, load_encoder, load_sentence_model
+from bert_jax.pretrained.embedding_model import load_sentence_model
+from bert_jax.pretrained.load import LoadedSetFit, load_encoder
 from bert_jax.pretrained.setfit import SetFitHead
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import format_metrics

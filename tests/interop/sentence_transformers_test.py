@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
+from bert_jax.interop.sentence_folder import transformer_folder
 from bert_jax.interop.sentence_transformers import (
     SentenceHead,
     read_sentence_head,
-    transformer_folder,
     write_sentence_head,
 )
 from bert_jax.interop.weight_files import read_weights
@@ -28,7 +28,7 @@ from bert_jax.models.sentence_encoder.config import (
     Prompt,
     SentenceEncoderConfig,
 )
-from bert_jax.pretrained.load import load_sentence_model
+from bert_jax.pretrained.embedding_model import load_sentence_model
 
 CONFIG = SentenceEncoderConfig(
     pooling=("cls", "mean"),

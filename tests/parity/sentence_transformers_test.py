@@ -12,7 +12,8 @@ from bert_jax.export.export import export
 from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
 from bert_jax.models.sentence_encoder.config import POOLING_MODES
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import load_encoder, load_sentence_model, sentence_model_of
+from bert_jax.pretrained.embedding_model import load_sentence_model, sentence_model_of
+from bert_jax.pretrained.load import load_encoder
 
 torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -21,7 +21,8 @@ from bert_jax.models.sentence_encoder.config import (
     SentenceEncoderConfig,
 )
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import LoadedModel, SentenceModel
+from bert_jax.pretrained.embedding_model import SentenceModel
+from bert_jax.pretrained.load import LoadedModel
 
 TEXTS = ["the old man mends a net by the sea", "a net"]
 

@@ -20,9 +20,9 @@ from bert_jax.export.export import export
 from bert_jax.predict.static_embedder import StaticEmbedder
 from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import read_adapter
+from bert_jax.pretrained.embedding_model import load_sentence_model
 from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.initial import load_generator, load_model_or_tf1, tokenizer_folder
-from bert_jax.pretrained.load import load_sentence_model
 from bert_jax.pretrained.seq2seq import load_seq2seq
 
 

@@ -10,7 +10,8 @@ from bert_jax.errors import UserError
 from bert_jax.models.sentence_encoder.config import PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.load import AnyModel, require_encoder, sentence_model_of
+from bert_jax.pretrained.embedding_model import sentence_model_of
+from bert_jax.pretrained.load import AnyModel, require_encoder
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 
 _QUERY_PROMPTS = ("query",)

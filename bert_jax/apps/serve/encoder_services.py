@@ -25,12 +25,8 @@ from bert_jax.predict.attention import attention_parts, attention_weights
 from bert_jax.predict.batches import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.predict.embedder import choose_prompt
 from bert_jax.predict.fill_mask import mask_candidates
-from bert_jax.pretrained.load import (
-    LoadedModel,
-    require_masked_lm,
-    require_tokenizer,
-    sentence_model_of,
-)
+from bert_jax.pretrained.embedding_model import sentence_model_of
+from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_tokenizer
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 from bert_jax.text.tokenizer import Tokenizer, check_unicode
 

@@ -153,7 +153,8 @@ class SelfAttention(nnx.Module):
                 q,
                 k,
                 v,
-                mask.kv_segment_ids,
+                _local_query_ids(mask, mask.radius),
+                kv_segment_ids=mask.kv_segment_ids,
                 radius=mask.radius,
                 causal=mask.causal,
                 dropout_rate=self.dropout_rate,
@@ -169,6 +170,19 @@ class SelfAttention(nnx.Module):
         return self.output(
             context.reshape(B, L, D)
         ), attention_weights if return_attention_weights else None
+
+
+def _local_query_ids(mask: AttentionMask, radius: int) -> jax.Array:
+    """Returns the segment ids of queries for local attention, int32 [B, L].
+
+    As with full attention, padding attends to the tokens of its sequence, because ColBERT reads the
+    vectors of masked positions after a query. Padding that is too far from the last token attends
+    to padding instead: a softmax over nothing is NaN.
+    """
+    ids = jnp.broadcast_to(mask.q_segment_ids, mask.kv_segment_ids.shape)
+    positions_L = jnp.arange(ids.shape[1])
+    last_B1 = jnp.max(jnp.where(mask.kv_segment_ids > 0, positions_L, 0), axis=1, keepdims=True)
+    return jnp.where(positions_L - last_B1 > radius, 0, ids)
 
 
 def _repeat_heads(x_BLG: jax.Array, width: int, head_width: int) -> jax.Array:

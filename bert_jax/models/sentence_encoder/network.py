@@ -20,27 +20,17 @@ from bert_jax.models.sentence_encoder.config import (
     Normalize,
     PoolingMode,
     SentenceEncoderConfig,
+    SentenceModule,
 )
 from bert_jax.params.functional import Network
 
 
-class SentenceHead(nnx.Module):
-    """Computes vectors of texts from hidden states, in float32; its config is the encoder's.
+class VectorModules(nnx.Module):
+    """Applies dense layers and normalization to vectors, in float32."""
 
-    The embedding width E is `config.embedding_size(hidden_size)`.
-    """
-
-    def __init__(self, config: SentenceEncoderConfig, hidden_size: int, rngs: nnx.Rngs):
-        """Initializes the dense layers like PyTorch, uniform within 1 / sqrt(inputs).
-
-        Args:
-          hidden_size: D of the encoder.
-
-        Raises:
-          ConfigError: a dense layer does not fit the vector that it reads.
-        """
-        config.embedding_size(hidden_size)
-        self.config = config
+    def __init__(self, modules: tuple[SentenceModule, ...], rngs: nnx.Rngs):
+        """Initializes the dense layers like PyTorch, uniform within 1 / sqrt(inputs)."""
+        self.modules = modules
         self.dense = nnx.List(
             nnx.Linear(
                 module.in_features,
@@ -50,9 +40,42 @@ class SentenceHead(nnx.Module):
                 kernel_init=nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
                 rngs=rngs,
             )
-            for module in config.modules
+            for module in modules
             if isinstance(module, Dense)
         )
+
+    def apply_modules(self, vectors: jax.Array) -> jax.Array:
+        """Maps vectors, float32 [..., D], to the output of the last module."""
+        dense = iter(self.dense)
+        for module in self.modules:
+            match module:
+                case Dense():
+                    vectors = next(dense)(vectors)
+                    if module.activation is not None:
+                        vectors = activate(vectors, module.activation)
+                case Normalize():
+                    vectors = normalize(vectors)
+        return vectors
+
+
+class SentenceHead(VectorModules):
+    """Computes vectors of texts from hidden states, in float32; its config is the encoder's.
+
+    The embedding width E is `config.embedding_size(hidden_size)`.
+    """
+
+    def __init__(self, config: SentenceEncoderConfig, hidden_size: int, rngs: nnx.Rngs):
+        """Initializes the dense layers.
+
+        Args:
+          hidden_size: D of the encoder.
+
+        Raises:
+          ConfigError: a dense layer does not fit the vector that it reads.
+        """
+        config.embedding_size(hidden_size)
+        super().__init__(config.modules, rngs)
+        self.config = config
 
     def __call__(
         self,
@@ -75,16 +98,7 @@ class SentenceHead(nnx.Module):
             ],
             axis=-1,
         )
-        dense = iter(self.dense)
-        for module in self.config.modules:
-            match module:
-                case Dense():
-                    vectors = next(dense)(vectors)
-                    if module.activation is not None:
-                        vectors = activate(vectors, module.activation)
-                case Normalize():
-                    vectors = normalize(vectors)
-        return vectors
+        return self.apply_modules(vectors)
 
 
 class SentenceEncoder(EncoderWithHeads):
