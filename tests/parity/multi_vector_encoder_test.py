@@ -106,21 +106,24 @@ def check_equal(folder: Path) -> MultiVectorEmbedder:
 
 
 def _check_vectors(reference, embed: MultiVectorEmbedder) -> None:
-    theirs = {
+    expected_by_role = {
         "query": reference.encode_query(TEXTS),
         "document": reference.encode_document(TEXTS),
     }
-    ours = {role: embed(TEXTS, role=role) for role in theirs}
-    for role, expected in theirs.items():
+    vectors_by_role = {role: embed(TEXTS, role=role) for role in expected_by_role}
+    for role, expected in expected_by_role.items():
         for index, (vectors, reference_vectors) in enumerate(
-            zip(ours[role], expected, strict=True)
+            zip(vectors_by_role[role], expected, strict=True)
         ):
             np.testing.assert_allclose(
                 vectors, reference_vectors.numpy(), atol=TOLERANCE, err_msg=f"{role} {index}"
             )
-    scores = reference.similarity(theirs["query"], theirs["document"]).numpy()
+    scores = reference.similarity(expected_by_role["query"], expected_by_role["document"]).numpy()
     np.testing.assert_allclose(
-        embed.scores(ours["query"], ours["document"]), scores, rtol=TOLERANCE, atol=TOLERANCE
+        embed.scores(vectors_by_role["query"], vectors_by_role["document"]),
+        scores,
+        rtol=TOLERANCE,
+        atol=TOLERANCE,
     )
 
 
