@@ -197,7 +197,9 @@ class CorpusMixture:
 class SentencePairs:
     """Pairs [CLS] A [SEP] B [SEP]: B follows A or comes from another document (BERT, section 3.1).
 
-    RoBERTa calls this format SEGMENT-PAIR. The tokenizer's template decides the special tokens.
+    RoBERTa calls this format SEGMENT-PAIR. The tokenizer's template decides the special tokens. As
+    in BERT's script, a window of one sentence cannot be split, and B always comes from another
+    document. So slightly more pairs than `random_next_prob` are random: 51 % in novels.
     """
 
     random_next_prob: float = 0.5  # probability that B comes from another document
@@ -229,7 +231,11 @@ PairFormat = SentencePairs | SentenceOrderPairs
 
 @dataclass(frozen=True, kw_only=True)
 class SingleSegment:
-    """Fills each sequence with one window of one document, [CLS] text [SEP]."""
+    """Fills each sequence with one window of one document, [CLS] text [SEP].
+
+    Windows have equal lengths and lie side by side, so they begin and end in the middle of
+    sentences.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

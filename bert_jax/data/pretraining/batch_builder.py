@@ -52,11 +52,18 @@ Batch = dict[str, np.ndarray]
 
 
 class ExampleRefs(NamedTuple):
-    """Refers to global examples: index within the epoch, document and random key, [n] each."""
+    """Refers to global examples, [n] each.
+
+    Attributes:
+      example_indices: the index within the epoch.
+      document_indices: the document.
+      keys, epoch_keys: uint64, the random keys of the example and of its epoch.
+    """
 
     example_indices: np.ndarray
     document_indices: np.ndarray
     keys: np.ndarray
+    epoch_keys: np.ndarray
 
 
 def batch_fields(config: PretrainingData) -> tuple[str, ...]:
@@ -193,9 +200,8 @@ class BatchBuilder:
             self.config.masking_schedule,
         )
         document_indices = self.dataset.find_documents(example_indices)
-        return ExampleRefs(
-            example_indices, document_indices, example_keys(epoch_keys, example_indices)
-        )
+        keys = example_keys(epoch_keys, example_indices)
+        return ExampleRefs(example_indices, document_indices, keys, epoch_keys)
 
     def plan_batch(self, position: int) -> tuple[ExampleRefs, PackingPlan]:
         """Returns the global examples of the batch at a position, and the row of each."""

@@ -1,7 +1,8 @@
 """Makes the examples of each input format from a prepared corpus: pairs, segments, sentences.
 
 Examples are numbered document by document. The number of examples of a document is the same in
-every epoch; the text of an example depends on the corpus, its index and its random key.
+every epoch; the text of an example depends on the corpus, its index, its random key, and the key of
+its epoch, with which all windows of a document move together.
 """
 
 from collections.abc import Iterator
@@ -19,23 +20,34 @@ from bert_jax.data.pretraining.sentence_pairs import (
 )
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import (
-    sentence_at_token,
     take_sentences,
     take_sentences_from_offset,
     take_sentences_that_fit,
+    take_tokens,
     window_offset,
+    window_phase,
     windows_per_document,
 )
 from bert_jax.errors import UserError
 
 
 class WindowIndex:
-    """Maps examples to windows of documents, for windows of `max_num_tokens` tokens."""
+    """Maps examples to windows of documents, of at most `max_num_tokens` tokens.
 
-    def __init__(self, corpus: PreparedCorpus, max_num_tokens: int) -> None:
+    Attributes:
+      window_tokens: [D] int64, tokens that a window of each document holds.
+    """
+
+    def __init__(
+        self, corpus: PreparedCorpus, max_num_tokens: int, window_tokens: np.ndarray | None = None
+    ) -> None:
+        """Takes the tokens [D] of windows that hold fewer than `max_num_tokens`, if there are."""
         self.corpus = corpus
         self.max_num_tokens = max_num_tokens
-        counts = windows_per_document(corpus.tokens_per_document, max_num_tokens)
+        if window_tokens is None:
+            window_tokens = np.full(corpus.num_documents, max_num_tokens)
+        self.window_tokens = window_tokens
+        counts = windows_per_document(corpus.tokens_per_document, window_tokens)
         self.first_example = np.concatenate(([0], np.cumsum(counts)))
         self._part_starts = _part_starts(corpus)
 
@@ -47,7 +59,7 @@ class WindowIndex:
     @property
     def mean_example_tokens(self) -> float:
         """Returns the mean number of tokens of an example, without special tokens."""
-        lengths = np.minimum(self.corpus.tokens_per_document, self.max_num_tokens)
+        lengths = np.minimum(self.corpus.tokens_per_document, self.window_tokens)
         return float(lengths @ np.diff(self.first_example)) / self.num_examples
 
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
@@ -55,14 +67,18 @@ class WindowIndex:
         return np.searchsorted(self.first_example, example_indices, side="right") - 1
 
     def find_window_start(
-        self, example_index: int, document_index: int, rng: ExampleRng
+        self, example_index: int, document_index: int, epoch_key: int
     ) -> tuple[DocumentPart, int, Iterator[DocumentPart]]:
         """Returns where an example's window begins: part, token in that part, later parts."""
         corpus, first_example = self.corpus, int(self.first_example[document_index])
         num_windows = int(self.first_example[document_index + 1]) - first_example
         num_tokens = int(corpus.tokens_per_document[document_index])
         offset = window_offset(
-            num_tokens, example_index - first_example, num_windows, self.max_num_tokens, rng
+            num_tokens,
+            example_index - first_example,
+            num_windows,
+            int(self.window_tokens[document_index]),
+            window_phase(epoch_key, document_index),
         )
         part_index = int(corpus.first_part[document_index])
         # Most documents are one part and skip the search.
@@ -94,11 +110,13 @@ class SentencePairDataset(WindowIndex):
             )
         self._config = config
 
-    def read(self, example_index: int, document_index: int, key: int) -> SentencePair:
+    def read(
+        self, example_index: int, document_index: int, key: int, epoch_key: int
+    ) -> SentencePair:
         """Makes the pair of an example, truncated so that it fits with its special tokens."""
         rng = ExampleRng(key)
         target_seq_length = sample_target_seq_length(self.max_num_tokens, self._config, rng)
-        part, offset, later_parts = self.find_window_start(example_index, document_index, rng)
+        part, offset, later_parts = self.find_window_start(example_index, document_index, epoch_key)
         window = take_sentences_from_offset(part, offset, target_seq_length, later_parts)
 
         def random_next_text(num_tokens: int) -> np.ndarray:
@@ -147,47 +165,53 @@ class SingleSegmentDataset(WindowIndex):
             + self._num_special_tokens
         )
 
-    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
+    def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> np.ndarray:
         """Makes the ids of an example, without special tokens."""
-        part, offset, later_parts = self.find_window_start(
-            example_index, document_index, ExampleRng(key)
-        )
-        # Begin with the sentence that contains the offset, so that the text fills the sequence.
-        window = take_sentences(
-            part, sentence_at_token(part, offset), self.max_num_tokens, later_parts
-        )
-        return window.ids[: self.max_num_tokens]
+        del key
+        part, offset, later_parts = self.find_window_start(example_index, document_index, epoch_key)
+        # Not from the start of a sentence on: windows of equal length that begin with sentences
+        # would leave tokens between them unread, and read others twice.
+        return take_tokens(part, offset, self.max_num_tokens, later_parts)
 
 
 class DocSentencesDataset(WindowIndex):
     """Makes inputs of whole sentences of one document (RoBERTa's DOC-SENTENCES)."""
 
     def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
-        super().__init__(corpus, seq_length - vocab_arrays.template.num_single_special_tokens)
+        max_num_tokens = seq_length - vocab_arrays.template.num_single_special_tokens
+        num_tokens = corpus.tokens_per_document
+        num_sentences = np.diff(corpus.first_sentence[corpus.first_part])
+        window_tokens = whole_sentence_tokens(max_num_tokens, num_tokens, num_sentences)
+        # A document that fits is one window.
+        window_tokens[num_tokens <= max_num_tokens] = max_num_tokens
+        super().__init__(corpus, max_num_tokens, window_tokens)
         self._sep_id = vocab_arrays.sep_id
 
-    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
+    def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> np.ndarray:
         """Makes the ids of an example, without special tokens."""
-        part, offset, later_parts = self.find_window_start(
-            example_index, document_index, ExampleRng(key)
-        )
+        del key
+        part, offset, later_parts = self.find_window_start(example_index, document_index, epoch_key)
         return take_sentences_that_fit(part, offset, self.max_num_tokens, later_parts, self._sep_id)
 
 
 class CorpusWindows:
     """Maps examples to windows of the corpus, which is read as one text, document after document.
 
-    There are round(T / max_num_tokens) examples for T tokens.
+    There are round(T / window_tokens) examples for T tokens.
     """
 
-    def __init__(self, corpus: PreparedCorpus, max_num_tokens: int) -> None:
+    def __init__(
+        self, corpus: PreparedCorpus, max_num_tokens: int, window_tokens: int | None = None
+    ) -> None:
+        """Takes the tokens that a window holds on average; None: `max_num_tokens`."""
         self.corpus = corpus
         self.max_num_tokens = max_num_tokens
+        self._window_tokens = window_tokens or max_num_tokens
         self._part_starts = _part_starts(corpus)
         self._num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
-        num_windows = windows_per_document(np.array([self._num_tokens]), max_num_tokens)
+        num_windows = windows_per_document(np.array([self._num_tokens]), self._window_tokens)
         self.num_examples = int(num_windows[0])
-        self.mean_example_tokens = float(min(self._num_tokens, self.max_num_tokens))
+        self.mean_example_tokens = float(min(self._num_tokens, self._window_tokens))
 
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
         """Returns the documents [n] in the middle of the ranges where examples [n] may begin."""
@@ -195,14 +219,14 @@ class CorpusWindows:
         part_indices = self._find_parts((example_indices + 0.5) * tokens_per_example)
         return np.searchsorted(self.corpus.first_part, part_indices, side="right") - 1
 
-    def find_window_start(self, example_index: int, key: int) -> tuple[int, int]:
+    def find_window_start(self, example_index: int, epoch_key: int) -> tuple[int, int]:
         """Returns where an example's window begins: index of the part, token in that part."""
         offset = window_offset(
             self._num_tokens,
             example_index,
             self.num_examples,
-            self.max_num_tokens,
-            ExampleRng(key),
+            self._window_tokens,
+            window_phase(epoch_key, 0),
         )
         part_index = int(self._find_parts(np.array(offset)))
         return part_index, offset - int(self._part_starts[part_index])
@@ -219,12 +243,18 @@ class FullSentencesDataset(CorpusWindows):
     """Makes inputs of whole sentences that may cross documents (RoBERTa's FULL-SENTENCES)."""
 
     def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
-        super().__init__(corpus, seq_length - vocab_arrays.template.num_single_special_tokens)
+        max_num_tokens = seq_length - vocab_arrays.template.num_single_special_tokens
+        num_tokens = corpus.tokens_per_part.sum(dtype=np.int64)
+        (window_tokens,) = whole_sentence_tokens(
+            max_num_tokens, np.array([num_tokens]), np.array([corpus.num_sentences])
+        )
+        super().__init__(corpus, max_num_tokens, int(window_tokens))
         self._sep_id = vocab_arrays.sep_id
 
-    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
+    def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> np.ndarray:
         """Makes the ids of an example, with separators between documents."""
-        part_index, offset = self.find_window_start(example_index, key)
+        del document_index, key
+        part_index, offset = self.find_window_start(example_index, epoch_key)
         return take_sentences_that_fit(
             self.corpus.read(part_index),
             offset,
@@ -250,6 +280,19 @@ def make_dataset(
     if isinstance(input_format, DocSentences):
         return DocSentencesDataset(corpus, seq_length, vocab_arrays)
     return SingleSegmentDataset(corpus, seq_length, vocab_arrays)
+
+
+def whole_sentence_tokens(
+    max_num_tokens: int, num_tokens: np.ndarray, num_sentences: np.ndarray
+) -> np.ndarray:
+    """Estimates how many tokens of texts [D] an input of whole sentences holds, [D] int64.
+
+    The sentence that does not fit leaves part of the input free: the mean length of a sentence, if
+    lengths have an exponential distribution.
+    """
+    mean_sentence = np.rint(num_tokens / np.maximum(num_sentences, 1)).astype(np.int64)
+    # At least half: a sentence that is longer than the input is cut, and fills it.
+    return np.maximum(max_num_tokens - mean_sentence, (max_num_tokens + 1) // 2)
 
 
 MAX_SAMPLED_CHUNKS, CHUNK_LENGTH = 1024, 256

@@ -41,7 +41,12 @@ from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.dataset import CorpusWindows, WindowIndex
 from bert_jax.data.pretraining.rng import ExampleRng, Stream
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.data.pretraining.windows import TextWindow, sentence_at_token, take_sentences
+from bert_jax.data.pretraining.windows import (
+    TextWindow,
+    sentence_at_token,
+    take_sentences,
+    take_tokens,
+)
 from bert_jax.errors import ConfigError, UserError
 
 
@@ -344,27 +349,22 @@ DENOISING_FIELDS = ("input_ids", "attention_mask", *DECODER_TARGET_FIELDS)
 class ConcatenatedDocumentsDataset(CorpusWindows):
     """Cuts the corpus, read as one text, into texts of `max_num_tokens` tokens, as T5 does."""
 
-    def read(self, example_index: int, document_index: int, key: int) -> TextWindow:
+    def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> TextWindow:
         """Makes the text of an example; it has fewer tokens only if the corpus has fewer."""
-        part_index, offset = self.find_window_start(example_index, key)
-        chunks = [self.corpus.read(part_index).ids[offset : offset + self.max_num_tokens]]
-        num_missing = self.max_num_tokens - len(chunks[0])
-        later_parts = self.later_parts(part_index)
-        while num_missing and (part := next(later_parts, None)) is not None:
-            chunks.append(part.ids[:num_missing])
-            num_missing -= len(chunks[-1])
-        ids = np.concatenate(chunks)
+        del document_index, key
+        part_index, offset = self.find_window_start(example_index, epoch_key)
+        part, later_parts = self.corpus.read(part_index), self.later_parts(part_index)
+        ids = take_tokens(part, offset, self.max_num_tokens, later_parts)
         return TextWindow(ids, np.array([len(ids)], np.uint32))
 
 
 class DocumentTextsDataset(WindowIndex):
     """Cuts each document into texts of at most `max_num_tokens` tokens and keeps its sentences."""
 
-    def read(self, example_index: int, document_index: int, key: int) -> TextWindow:
+    def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> TextWindow:
         """Makes the text of an example; its last sentence may be cut."""
-        part, offset, later_parts = self.find_window_start(
-            example_index, document_index, ExampleRng(key)
-        )
+        del key
+        part, offset, later_parts = self.find_window_start(example_index, document_index, epoch_key)
         window = take_sentences(
             part, sentence_at_token(part, offset), self.max_num_tokens, later_parts
         )

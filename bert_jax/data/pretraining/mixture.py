@@ -140,13 +140,14 @@ class MixtureDataset:
             lengths[chosen] = self._datasets[index].seq_lengths(in_corpus)
         return lengths
 
-    def read(self, example_index: int, document_index: int, key: int) -> Any:
+    def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> Any:
         """Makes an example as the dataset of its corpus does."""
         index = int(np.searchsorted(self.first_example, example_index, side="right")) - 1
         return self._datasets[index].read(
             example_index - int(self.first_example[index]),
             document_index - int(self._first_document[index]),
             key,
+            epoch_key,
         )
 
     def _find_corpora(self, example_indices: np.ndarray) -> np.ndarray:

@@ -5,11 +5,13 @@ by first-fit decreasing, and none is skipped. The state of a packed stream is th
 how many examples have been consumed.
 
 BERT's create_pretraining_data.py goes through each document once and cuts it into chunks. Here a
-document of T tokens has round(T / max_num_tokens) windows, and the start of each window is random
-in every epoch. An example can therefore be made from its index alone. As in BERT, a token is in
-one example of an epoch on average. Near the ends of a long document this differs: in the first
-`max_num_tokens` tokens the average rises from 0.5 for the first token to 1.5, because starts before
-the document are clipped to its beginning; the last tokens mirror this.
+document of T tokens has n = round(T / max_num_tokens) windows at equal distances, which all move by
+the same random phase in every epoch. An example can therefore be made from its index alone. As in
+BERT, windows lie side by side, up to the rounding of n: if the document has more tokens than n
+windows, the others, fewer than half a window, are not read in this epoch, and in another epoch
+others are; if it has fewer, windows overlap. In long documents the first and the last half window
+are read in between 0.5 and 1.5 examples of an epoch on average, because starts before the document
+are clipped to its beginning. `bench/coverage.py` measures how much of a corpus an epoch reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -132,33 +134,66 @@ class TextWindow(NamedTuple):
     sentence_ends: np.ndarray
 
 
-def windows_per_document(tokens_per_document: np.ndarray, max_num_tokens: int) -> np.ndarray:
-    """Returns the number of windows [D] int64 of each document; it is at least one."""
+def windows_per_document(
+    tokens_per_document: np.ndarray, max_num_tokens: int | np.ndarray
+) -> np.ndarray:
+    """Returns the number of windows [D] int64 of each document; it is at least one.
+
+    Args:
+      tokens_per_document: [D].
+      max_num_tokens: the tokens of a window, for all documents or for each, [D].
+    """
     # Rounded and not cut: a document of 1.6 windows is read twice, so that its tokens are seen once
     # per epoch on average.
     return np.maximum(1, np.rint(np.asarray(tokens_per_document) / max_num_tokens).astype(np.int64))
 
 
-def window_offset(
-    num_tokens: int, window_index: int, num_windows: int, max_num_tokens: int, rng: ExampleRng
-) -> int:
-    """Draws the token at which a window begins, before the start moves to a sentence boundary.
+def window_phase(epoch_key: int, document_index: int) -> float:
+    """Draws the phase of the windows of a document in an epoch, uniform in [0, 1)."""
+    return ExampleRng(epoch_key).uniform(Stream.WINDOW_OFFSET, document_index)
 
-    [-max_num_tokens / 2, num_tokens - max_num_tokens / 2) is divided evenly among the windows. A
-    start is uniform in its window's part of that range and then clipped to
-    [0, num_tokens - max_num_tokens], so that only short documents give short windows.
+
+# A document shorter than this many windows moves its windows by less than a window.
+_MIN_WINDOWS_FOR_ANY_PHASE = 16
+
+
+def window_offset(
+    num_tokens: int, window_index: int, num_windows: int, max_num_tokens: int, phase: float
+) -> int:
+    """Returns the token at which a window begins, before the start moves to a sentence boundary.
+
+    The windows of a document are num_tokens / num_windows tokens apart, centered in the document,
+    and moved together by up to half a window to either side: phase 0 moves them to the left, and 1
+    to the right. A start is then clipped to [0, num_tokens - max_num_tokens], so that only short
+    documents give short windows.
+
+    A phase costs up to half a window at an end of the document, which is then not read. In short
+    documents windows therefore move by less: by what gives all tokens a chance to be read if the
+    windows are too few for the document, and by a sixteenth of the document.
     """
-    tokens_per_window = num_tokens / num_windows
-    start = int(
-        (window_index + rng.uniform(Stream.WINDOW_OFFSET)) * tokens_per_window - max_num_tokens / 2
-    )
-    # Starts before 0 become 0. Without that half window the first token would hardly ever be read.
+    distance = num_tokens / num_windows
+    unread = abs(distance - max_num_tokens)
+    movement = min(max_num_tokens, num_tokens / _MIN_WINDOWS_FOR_ANY_PHASE + 2 * unread)
+    first = (distance - max_num_tokens) / 2 + (phase - 0.5) * movement
+    start = int(first + window_index * distance)
     return min(max(start, 0), max(num_tokens - max_num_tokens, 0))
 
 
 def sentence_at_token(part: DocumentPart, offset: int) -> int:
     """Returns the index of the sentence that contains token `offset` of a part."""
     return int(part.sentence_ends.searchsorted(offset, side="right"))
+
+
+def take_tokens(
+    part: DocumentPart, offset: int, num_tokens: int, later_parts: Iterator[DocumentPart]
+) -> np.ndarray:
+    """Takes `num_tokens` tokens from token `offset` of a part on, or as many as follow."""
+    chunks = [part.ids[offset : offset + num_tokens]]
+    num_missing = num_tokens - len(chunks[0])
+    while num_missing and (later := next(later_parts, None)) is not None:
+        chunks.append(later.ids[:num_missing])
+        num_missing -= len(chunks[-1])
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
 def take_sentences_from_offset(

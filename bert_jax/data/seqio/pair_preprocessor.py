@@ -32,6 +32,7 @@ from bert_jax.data.pretraining.windows import (
     take_sentences,
     take_sentences_from_offset,
     window_offset,
+    window_phase,
     windows_per_document,
 )
 from bert_jax.data.seqio.tf_numpy import (
@@ -104,13 +105,14 @@ def cut_document(
     part = DocumentPart(0, 0, ids, sentence_ends)
     num_windows = int(windows_per_document(np.array(len(ids)), max_num_tokens))
     windows, target_seq_lengths, keys = [], [], []
+    phase = window_phase(splitmix64(seed), 0)
     for window_index in range(num_windows):
         # The seed is hashed before the number of the window is mixed in: both are small, so that
         # their XOR alone would give many windows the same key.
         key = splitmix64(splitmix64(seed) ^ window_index)
         rng = ExampleRng(key)
         target_seq_length = sample_target_seq_length(max_num_tokens, pair_config, rng)
-        offset = window_offset(len(ids), window_index, num_windows, max_num_tokens, rng)
+        offset = window_offset(len(ids), window_index, num_windows, max_num_tokens, phase)
         windows.append(
             (document_id, take_sentences_from_offset(part, offset, target_seq_length, iter(())))
         )

@@ -17,8 +17,8 @@ from bert_jax.config.data import DocSentences, FullSentences, PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.dataset import DocSentencesDataset, FullSentencesDataset
-from bert_jax.data.pretraining.rng import ExampleRng, epoch_key, example_keys
-from bert_jax.data.pretraining.windows import window_offset
+from bert_jax.data.pretraining.rng import epoch_key, example_keys
+from bert_jax.data.pretraining.windows import window_offset, window_phase
 
 
 def _keys(count: int, epoch: int = 0) -> list[int]:
@@ -63,13 +63,15 @@ def test_full_sentences_equal_the_slow_reference(tmp_path: Path, length: int) ->
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3, max_part_tokens=90))
     dataset = FullSentencesDataset(corpus, length, random_vocab_arrays())
     num_tokens = int(corpus.tokens_per_document.sum())
+    mean_sentence = round(num_tokens / corpus.num_sentences)
+    window_tokens = max(length - 2 - mean_sentence, (length - 1) // 2)
+    assert dataset.num_examples == round(num_tokens / window_tokens)
     num_crossing = 0
     for epoch in range(3):
+        phase = window_phase(epoch_key(0, epoch), 0)
         for example, key in enumerate(_keys(dataset.num_examples, epoch)):
-            offset = window_offset(
-                num_tokens, example, dataset.num_examples, length - 2, ExampleRng(key)
-            )
-            ids = dataset.read(example, 0, key).tolist()
+            offset = window_offset(num_tokens, example, dataset.num_examples, window_tokens, phase)
+            ids = dataset.read(example, 0, key, epoch_key(0, epoch)).tolist()
             assert ids == _slow_input(documents, offset, length - 2)
             assert 1 <= len(ids) <= length - 2
             num_crossing += SEP in ids
@@ -85,15 +87,17 @@ def test_doc_sentences_stay_within_their_document(tmp_path: Path, length: int) -
     for example, key in enumerate(_keys(dataset.num_examples)):
         number = numbers[example]
         num_windows = numbers.count(number)
-        offset = window_offset(
-            int(corpus.tokens_per_document[number]),
-            example - numbers.index(number),
-            num_windows,
-            length - 2,
-            ExampleRng(key),
-        )
+        num_tokens = int(corpus.tokens_per_document[number])
+        mean_sentence = round(num_tokens / len(documents[number]))
+        window_tokens = max(length - 2 - mean_sentence, (length - 1) // 2)
+        if num_tokens <= length - 2:
+            window_tokens = length - 2
+        assert num_windows == max(1, round(num_tokens / window_tokens))
+        phase = window_phase(epoch_key(0, 0), number)
+        index = example - numbers.index(number)
+        offset = window_offset(num_tokens, index, num_windows, window_tokens, phase)
         expected = _slow_input([documents[number]], offset, length - 2)
-        assert dataset.read(example, number, key).tolist() == expected
+        assert dataset.read(example, number, key, epoch_key(0, 0)).tolist() == expected
 
 
 def test_full_sentences_read_every_token_about_once_an_epoch(tmp_path: Path) -> None:
@@ -104,7 +108,8 @@ def test_full_sentences_read_every_token_about_once_an_epoch(tmp_path: Path) -> 
     counts = np.zeros(20005)
     for epoch in range(20):
         for example, key in enumerate(_keys(dataset.num_examples, epoch)):
-            np.add.at(counts, dataset.read(example, 0, key), 1)
+            ids = dataset.read(example, 0, key, epoch_key(0, epoch))
+            np.add.at(counts, ids, 1)
     mean_counts = counts[5:].reshape(40, -1).mean(axis=1) / 20
     assert mean_counts[1:-1].min() > 0.8 and mean_counts[1:-1].max() < 1.15
 

@@ -26,7 +26,12 @@ from bert_jax.data.pretraining.sentence_pairs import (
     sample_target_seq_length,
     truncate_seq_pair,
 )
-from bert_jax.data.pretraining.windows import TextWindow, window_offset, windows_per_document
+from bert_jax.data.pretraining.windows import (
+    TextWindow,
+    window_offset,
+    window_phase,
+    windows_per_document,
+)
 
 
 def _keys(count: int, seed: int = 0) -> list[int]:
@@ -37,7 +42,14 @@ def _keys(count: int, seed: int = 0) -> list[int]:
 # --- The slow reference: documents as lists of sentences, one token at a time. ---
 
 
-def _slow_pair(documents: list[Document], example: int, key: int, length: int, config: PairFormat):
+def _slow_pair(
+    documents: list[Document],
+    example: int,
+    key: int,
+    length: int,
+    config: PairFormat,
+    epoch_key: int,
+):
     draws, width = ExampleRng(key), length - 3
     document, slot, sentences, tokens, slots = -1, example, [], 0, 0
     while slot >= 0:
@@ -51,8 +63,8 @@ def _slow_pair(documents: list[Document], example: int, key: int, length: int, c
     target = width
     if draws.uniform(Stream.SHORT_SEQ) < config.short_seq_prob:
         target = list(range(2, width + 1))[draws.randint(width - 1, Stream.TARGET_SEQ_LENGTH)]
-    start = int((slot + draws.uniform(Stream.WINDOW_OFFSET)) * (tokens / slots) - width / 2)
-    start = max(min(start, tokens - width), 0)
+    phase = ExampleRng(epoch_key).uniform(Stream.WINDOW_OFFSET, document)
+    start = _slow_start(tokens, slot, slots, width, phase)
     first, seen = 0, 0
     while seen < start and first < len(sentences) - 1:
         seen += len(sentences[first])
@@ -85,6 +97,15 @@ def _slow_pair(documents: list[Document], example: int, key: int, length: int, c
         taken = _gather(documents[other], sentence, max(1, target - len(a)))
         b = [token for sentence in taken for token in sentence]
     return (*_slow_truncate(a, b, width, draws), label)
+
+
+def _slow_start(tokens: int, slot: int, slots: int, width: int, phase: float) -> int:
+    """Divides the document evenly, centers each window in its part, and moves all of them."""
+    part = tokens / slots
+    center = (slot + 0.5) * part
+    play = min(width, tokens / 16 + 2 * abs(part - width))
+    start = int(center - width / 2 - play / 2 + phase * play + 1e-9)
+    return max(min(start, tokens - width), 0)
 
 
 def _gather(sentences: Document, first: int, target: int) -> Document:
@@ -126,8 +147,8 @@ def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: Pai
     for epoch in range(3):
         keys = _keys(source.num_examples, seed=epoch)
         for example, (document, key) in enumerate(zip(numbers, keys, strict=True)):
-            pair = source.read(example, document, key)
-            a, b, label = _slow_pair(documents, example, key, length, config)
+            pair = source.read(example, document, key, epoch_key(epoch, 0))
+            a, b, label = _slow_pair(documents, example, key, length, config, epoch_key(epoch, 0))
             assert pair.a.tolist() == a and pair.b.tolist() == b and pair.label == label
 
 
@@ -142,10 +163,9 @@ def test_single_segments_equal_the_slow_reference(tmp_path: Path) -> None:
         slot = example - int((numbers[:example] != document).sum())
         text = [token for sentence in documents[document] for token in sentence]
         slots = int((numbers == document).sum())
-        offset = window_offset(len(text), slot, slots, 62, ExampleRng(key))
-        starts = np.cumsum([0, *map(len, documents[document])])
-        start = starts[starts <= offset].max()
-        read = source.read(example, document, key)
+        phase = ExampleRng(epoch_key(0, 0)).uniform(Stream.WINDOW_OFFSET, document)
+        start = _slow_start(len(text), slot, slots, 62, phase)
+        read = source.read(example, document, key, epoch_key(0, 0))
         assert read.tolist() == text[start : start + 62]
         assert len(read) + 2 == lengths[example]
 
@@ -230,7 +250,7 @@ def test_pair_statistics_equal_create_pretraining_data(
     )
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
     pairs = [
-        source.read(example, document, key)
+        source.read(example, document, key, epoch_key(seed, 0))
         for seed in range(3)
         for example, (document, key) in enumerate(
             zip(numbers, _keys(source.num_examples, seed), strict=True)
@@ -262,7 +282,7 @@ def test_sentence_order_statistics_of_novels_equal_alberts_script(novel_rows, tm
     source = SentencePairDataset(corpus, config, width + 3, novel_rows.vocab_arrays)
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
     pairs = [
-        source.read(example, document, key)
+        source.read(example, document, key, epoch_key(0, 0))
         for example, (document, key) in enumerate(
             zip(numbers, _keys(source.num_examples), strict=True)
         )
@@ -279,7 +299,7 @@ def test_pair_rates_over_a_million_tokens(tmp_path: Path) -> None:
     source = SentencePairDataset(corpus, SentencePairs(), 128, random_vocab_arrays())
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
     pairs = [
-        source.read(example, document, key)
+        source.read(example, document, key, epoch_key(epoch, 0))
         for epoch in range(16)
         for example, (document, key) in enumerate(
             zip(numbers, _keys(source.num_examples, epoch), strict=True)
@@ -306,7 +326,7 @@ def test_sentence_order_rates_over_a_million_tokens(tmp_path: Path) -> None:
     for epoch in range(16):
         keys = _keys(source.num_examples, epoch)
         for example, (document, key) in enumerate(zip(numbers, keys, strict=True)):
-            a, b, label = source.read(example, document, key)
+            a, b, label = source.read(example, document, key, epoch_key(epoch, 0))
             first, second = (b, a) if label else (a, b)
             assert first[-1] + 1 == second[0]  # consecutive text, not truncated
             num_tokens += len(a) + len(b)
@@ -318,7 +338,7 @@ def test_sentence_order_rates_over_a_million_tokens(tmp_path: Path) -> None:
 def test_sentence_order_of_one_sentence_takes_b_from_another_document(tmp_path: Path) -> None:
     corpus = PreparedCorpus(write_corpus(tmp_path, [[[7] * 40], [[8] * 40]]))
     source = SentencePairDataset(corpus, SentenceOrderPairs(), 32, random_vocab_arrays())
-    pairs = [source.read(0, 0, key) for key in _keys(20)]
+    pairs = [source.read(0, 0, key, epoch_key(0, 0)) for key in _keys(20)]
     assert {(*set(pair.a), *set(pair.b), pair.label) for pair in pairs} == {(7, 8, 1)}
 
 
@@ -361,8 +381,9 @@ def test_each_token_occurs_about_once_in_an_epoch() -> None:
     slots = int(windows_per_document(np.array([tokens]), width)[0])
     counts = np.zeros(tokens)
     for epoch in range(epochs):
-        for slot, key in enumerate(_keys(slots, seed=epoch)):
-            start = window_offset(tokens, slot, slots, width, ExampleRng(key))
+        phase = window_phase(epoch_key(epoch, 0), 0)
+        for slot in range(slots):
+            start = window_offset(tokens, slot, slots, width, phase)
             counts[start : start + width] += 1
     coverage = counts / epochs
     assert coverage.mean() == pytest.approx(1.0, abs=0.05)
