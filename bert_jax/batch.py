@@ -80,6 +80,9 @@ FIELDS: dict[str, Field] = {
     "encoder_features": Field("BLD", "float32", "cached output of a frozen encoder"),
     "cls_encoder_features": Field("BD", "float32", "the same, of the first token only"),
     "choice_cls_encoder_features": Field("BAD", "float32", "the same, for each choice"),
+    "regularizer_scale": Field(
+        "B", "float32", "part of a regularization's weight at this step, equal for all examples"
+    ),
     "teacher_vectors": Field("BD", "float32", "vector of the text by a teacher"),
 }
 

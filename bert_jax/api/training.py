@@ -191,7 +191,8 @@ def train_embeddings(
       flags: other flags of `bert-jax embed-train`, with underscores, such as `batch_size=128`.
 
     Returns:
-      The sentence encoder.
+      The sentence encoder. After the losses "splade" and "maxsim", `SparseEmbedder` and
+      `MultiVectorEmbedder` embed texts with its attribute `model`.
 
     Raises:
       UserError: data, model or settings do not fit; the message says what to change.

@@ -42,6 +42,8 @@ EPILOG = """examples:
       --score-range 0 5 --loss cosent --model runs/nli --run runs/pairs
   bert-jax embed-train columns --train sentences.csv --texts text --loss simcse --model exported \\
       --run runs/simcse
+  bert-jax embed-train columns --train mined.jsonl --texts query,positive,negative_1 \\
+      --loss splade --model exported --run runs/splade
 
 DATA is
   nli      premises with entailed and contradicting hypotheses of SNLI (--snli-dir) and MNLI
@@ -51,6 +53,11 @@ DATA is
 
 The default of --loss is multiple-negatives-ranking; it is cosent for data with scores, softmax for
 data with labels, and simcse for single texts.
+
+The losses splade and maxsim train a sparse model (SPLADE) and a multi-vector model (ColBERT) from
+queries, positives and any number of hard negatives, as `bert-jax search mine` finds them. The
+sparsity of splade is set by --set objective.loss.document_regularizer_weight=3e-5
+objective.loss.query_regularizer_weight=5e-5.
 
 With --dev, the rank correlation of cosines with scores is computed during the run, and the best
 checkpoint is kept. `bert-jax embed runs/nli` computes vectors, and `bert-jax export` writes the
@@ -69,6 +76,8 @@ LossName = Literal[
     "supervised-simcse",
     "mse",
     "margin-mse",
+    "splade",
+    "maxsim",
 ]
 COMMON = (
     *("train", "texts", "score", "label", "dev", "model", "run", "loss"),
@@ -145,6 +154,11 @@ class Arguments(RunArguments):
     teacher: str | None = _loss_flag(
         "MODEL", "model whose vectors are learned, for the losses mse and margin-mse"
     )
+    static_queries: bool = switch(
+        "with --loss splade, queries have a learned weight for each of their tokens, and do not "
+        "need the encoder",
+        group="loss",
+    )
     pooling: PoolingMode | None = _loss_flag(
         "", "how hidden states of a text become one vector (default: as in the model, or mean)"
     )
@@ -196,6 +210,13 @@ class Arguments(RunArguments):
             raise ConfigError("stsb needs --glue-dir, the folder with STS-B, and one split")
         if self.mlp_only_train and self.loss_name != "simcse":
             raise ConfigError("--mlp-only-train is a part of --loss simcse; remove one of them")
+        if self.static_queries and self.loss_name != "splade":
+            raise ConfigError("--static-queries is a part of --loss splade; remove one of them")
+        if self.matryoshka_dims is not None and self.loss_name in ("splade", "maxsim"):
+            raise ConfigError(
+                f"--matryoshka-dims shortens dense vectors, which --loss {self.loss_name} does not "
+                "train; remove it"
+            )
         has_teacher = self.loss_name in ("mse", "margin-mse")
         if has_teacher != (self.teacher is not None):
             problem = "needs" if has_teacher else "does not use"
@@ -225,7 +246,12 @@ def run(args: Arguments) -> int:
 
     train = _train_data(args)
     experiment = sentence_embedding_experiment(
-        train, args.model, _loss(args, train), dev=_dev_data(args), **given(args, *_SETTINGS)
+        train,
+        args.model,
+        _loss(args, train),
+        dev=_dev_data(args),
+        has_static_queries=args.static_queries,
+        **given(args, *_SETTINGS),
     )
     experiment = args.tracked(override(experiment, args.set))
     return train_run(experiment, args.clear_run_folder(experiment), args.checkpoints)
@@ -248,6 +274,8 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
         "supervised-simcse": sentence_embeddings.SupervisedSimCSE,
         "mse": lambda: sentence_embeddings.MSELoss(teacher=str(args.teacher)),
         "margin-mse": lambda: sentence_embeddings.MarginMSELoss(teacher=str(args.teacher)),
+        "splade": sentence_embeddings.SpladeLoss,
+        "maxsim": sentence_embeddings.MaxSimRankingLoss,
     }
     loss = losses[args.loss_name]()
     if args.matryoshka_dims is None:

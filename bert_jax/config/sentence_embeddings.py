@@ -14,7 +14,12 @@ from bert_jax.config.train import ObjectiveBase, TrainConfig
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import (
+    EmbeddingConfig,
+    MultiVectorEncoderConfig,
+    SentenceEncoderConfig,
+    SparseEncoderConfig,
+)
 
 NliForm = Literal["classes", "pairs", "triples"]
 """What is made of premises and hypotheses with the labels entailment, neutral, contradiction.
@@ -299,6 +304,54 @@ class MarginMSELoss:
     teacher: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpladeLoss:
+    """Finds the positive of each query by dot products of sparse vectors (Formal et al. 2021).
+
+    The examples are those of `MultipleNegativesRankingLoss`. The FLOPS regularization (Paria et al.
+    2020) is added: the sum over tokens of the squared mean weight in the batch, for queries and for
+    positives with hard negatives.
+
+    Attributes:
+      scale: multiplies the dot products; 1 / temperature.
+      document_regularizer_weight: of the regularization of positives and hard negatives.
+      query_regularizer_weight: of the regularization of queries; 0 for none, as with static
+        queries.
+      regularizer_warmup_ratio: the part of the run in which both weights grow from 0, with the
+        square of the update's number.
+    """
+
+    scale: float = 1.0
+    document_regularizer_weight: float = 3e-5
+    query_regularizer_weight: float = 5e-5
+    regularizer_warmup_ratio: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+        for field in ("document_regularizer_weight", "query_regularizer_weight"):
+            weight = getattr(self, field)
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(f"{_LOSS}.{field} is {weight}, expected a number of at least 0")
+        if not 0 <= self.regularizer_warmup_ratio <= 1:
+            raise ConfigError(
+                f"{_LOSS}.regularizer_warmup_ratio is {self.regularizer_warmup_ratio}, expected a "
+                "number from 0 to 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxSimRankingLoss:
+    """Finds the positive of each query by late interaction (Khattab and Zaharia 2020).
+
+    The examples are those of `MultipleNegativesRankingLoss`.
+    """
+
+    scale: float = 1.0  # multiplies the scores; 1 / temperature
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+
+
 SingleLoss = (
     SoftmaxLoss
     | CosineSimilarityLoss
@@ -343,10 +396,16 @@ class MatryoshkaLoss:
             _check_positive("weights", weight)
 
 
-SentenceLoss = SingleLoss | MatryoshkaLoss
+DenseLoss = SingleLoss | MatryoshkaLoss
+"""The losses of sentence encoders with one dense vector for each text."""
+
+RetrievalLoss = SpladeLoss | MaxSimRankingLoss
+"""The losses of sparse and of multi-vector encoders."""
+
+SentenceLoss = DenseLoss | RetrievalLoss
 
 
-def single_loss(loss: SentenceLoss) -> SingleLoss:
+def single_loss(loss: SentenceLoss) -> SingleLoss | RetrievalLoss:
     """Returns the loss itself, or the one that a `MatryoshkaLoss` sums."""
     return loss.loss if isinstance(loss, MatryoshkaLoss) else loss
 
@@ -354,7 +413,12 @@ def single_loss(loss: SentenceLoss) -> SingleLoss:
 def has_in_batch_negatives(loss: SentenceLoss) -> bool:
     """Returns whether texts of other examples are negatives, so that no text may occur twice."""
     return isinstance(
-        single_loss(loss), MultipleNegativesRankingLoss | UnsupervisedSimCSE | SupervisedSimCSE
+        single_loss(loss),
+        MultipleNegativesRankingLoss
+        | UnsupervisedSimCSE
+        | SupervisedSimCSE
+        | SpladeLoss
+        | MaxSimRankingLoss,
     )
 
 
@@ -374,7 +438,7 @@ def teacher_path(loss: SentenceLoss) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceEmbedding(ObjectiveBase):
-    """Configures the training of a sentence encoder: an encoder, pooling, and a loss of vectors.
+    """Configures the training of an encoder of texts, and the loss of its vectors.
 
     Attributes:
       chunk_size: examples whose texts are encoded at once, which must divide the batch size; None
@@ -384,14 +448,24 @@ class SentenceEmbedding(ObjectiveBase):
     """
 
     model: EncoderConfig  # the encoder to adapt
-    # Pooling, and the modules after it.
-    sentence_encoder: SentenceEncoderConfig = SentenceEncoderConfig()
+    # What makes vectors of hidden states: one dense vector, a sparse one, or one for each token.
+    sentence_encoder: EmbeddingConfig = SentenceEncoderConfig()
     loss: SentenceLoss  # of the vectors; it determines which groups of texts are needed
     chunk_size: int | None = None
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         size = self.embedding_size
+        expected: dict[type, type] = {
+            SpladeLoss: SparseEncoderConfig,
+            MaxSimRankingLoss: MultiVectorEncoderConfig,
+        }
+        needed = expected.get(type(self.loss), SentenceEncoderConfig)
+        if not isinstance(self.sentence_encoder, needed):
+            raise ConfigError(
+                f"{_LOSS} is {type(self.loss).__name__}, which needs a {needed.__name__}, but "
+                f"objective.sentence_encoder is a {type(self.sentence_encoder).__name__}"
+            )
         if isinstance(self.loss, MatryoshkaLoss) and max(self.loss.dims) > size:
             raise ConfigError(
                 f"{_LOSS}.dims is {list(self.loss.dims)}, but vectors have {size} components"
@@ -402,6 +476,8 @@ class SentenceEmbedding(ObjectiveBase):
     @property
     def embedding_size(self) -> int:
         """Returns the number of components of the vectors that the loss reads."""
+        if isinstance(self.sentence_encoder, SparseEncoderConfig):
+            return self.model.vocab_size
         return self.sentence_encoder.embedding_size(self.model.hidden_size)
 
     def check_training(self, train: TrainConfig) -> None:

@@ -73,6 +73,7 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("replaced_token/norm/scale", (None,)),
     (f"{SENTENCE_HEAD}/dense/*/kernel", ("embed", None)),
     (f"{SENTENCE_HEAD}/dense/*/bias", (None,)),
+    (f"{SENTENCE_HEAD}/query_weights", ("vocab",)),
     *_POOLER_AND_TASK_HEADS,
     *_WINDOW_ENCODER,
     ("softmax_classifier/kernel", ("embed", None)),

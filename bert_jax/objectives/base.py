@@ -14,7 +14,7 @@ import jax
 from bert_jax.losses import WeightedMean
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import EmbeddingConfig
 from bert_jax.params import paths
 from bert_jax.params.functional import Network, Params
 
@@ -60,15 +60,15 @@ class TrainedModel:
       params: nested dict of the encoder and its heads.
       head: the head of the task; None for a pretrained model or a sentence encoder.
       tasks: the names of the tasks, for a multi-task run of which no task was chosen.
-      sentence_encoder: the config of what follows the encoder, in a run that trained a sentence
-        encoder.
-      sentence_head: its parameters, nested; {} without dense layers.
+      sentence_encoder: the config of what makes vectors of hidden states, in a run that trained an
+        encoder of texts.
+      sentence_head: its parameters, nested; {} if it has none.
     """
 
     params: dict[str, Any]
     head: TaskHead | None = None
     tasks: tuple[str, ...] = ()
-    sentence_encoder: SentenceEncoderConfig | None = None
+    sentence_encoder: EmbeddingConfig | None = None
     sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

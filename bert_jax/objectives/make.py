@@ -12,6 +12,7 @@ from bert_jax.config.objectives import (
     SentenceEmbedding,
     Seq2Seq,
 )
+from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SpladeLoss
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
@@ -25,6 +26,10 @@ from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
+from bert_jax.objectives.retrieval_embeddings import (
+    MultiVectorEmbeddingObjective,
+    SparseEmbeddingObjective,
+)
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
 
@@ -59,6 +64,10 @@ def make_objective(
             return FineTuningObjective(config, adapter)
         case MultiTask():
             return MultiTaskObjective(config, adapter)
+        case SentenceEmbedding(loss=SpladeLoss()):
+            return SparseEmbeddingObjective(config)
+        case SentenceEmbedding(loss=MaxSimRankingLoss()):
+            return MultiVectorEmbeddingObjective(config)
         case SentenceEmbedding():
             return SentenceEmbeddingObjective(config)
         case Seq2Seq():

@@ -13,7 +13,8 @@ examples are [B]; losses that compare the examples of a batch with each other ar
 an example is a query, except for CoSENT, which is a scalar.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +24,21 @@ from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
+    DenseLoss,
     MarginMSELoss,
     MatryoshkaLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
+    RetrievalLoss,
     SentenceEmbedding,
-    SentenceLoss,
     SingleLoss,
     SoftmaxLoss,
     SupervisedSimCSE,
     TripletLoss,
     UnsupervisedSimCSE,
-    single_loss,
 )
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
-from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
+from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import (
     SentenceEncoder,
     build_sentence_encoder,
@@ -62,9 +63,12 @@ class SentenceEmbeddingObjective(Objective):
     starts_from = "sentence encoder"
 
     def __init__(self, config: SentenceEmbedding):
-        self.config = config
+        assert isinstance(config.sentence_encoder, SentenceEncoderConfig)
+        assert not isinstance(config.loss, RetrievalLoss)
+        self.config, self._sentence_config = config, config.sentence_encoder
         self.network = build_sentence_encoder(config.model, config.sentence_encoder, config.compute)
-        self._loss = single_loss(config.loss)
+        self._dense_loss = config.loss
+        self._loss = config.loss.loss if isinstance(config.loss, MatryoshkaLoss) else config.loss
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
@@ -108,7 +112,7 @@ class SentenceEmbeddingObjective(Objective):
         if SIMCSE_MLP in params:
             vectors_BAE = tanh_layer(vectors_BAE, **params[SIMCSE_MLP])
         classifier = params.get(SOFTMAX_CLASSIFIER, {})
-        total, metrics = loss_of_vectors(self.config.loss, vectors_BAE, batch, classifier)
+        total, metrics = loss_of_vectors(self._dense_loss, vectors_BAE, batch, classifier)
         mask = encoder_inputs(batch)["attention_mask"]
         metrics = metrics | {"padding_fraction": padding_fraction({"attention_mask": mask})}
         return LossOutput(total / loss_denominators["loss"], metrics)
@@ -117,39 +121,23 @@ class SentenceEmbeddingObjective(Objective):
         self, params: Params, batch: Batch, dropout_key: jax.Array | None
     ) -> jax.Array:
         """Computes the vectors of all texts of a batch, in chunks, float32 [B, A, E]."""
-        network, chunk_size = self.network.merge(params), self.config.chunk_size
-        size = _num_examples(batch)
+        network = self.network.merge(params)
+        size = self.config.embedding_size
         fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
         texts = {name: batch[name] for name in fields}
-        if chunk_size is None or chunk_size >= size:
-            return _encode(network, texts, dropout_key).reshape(
-                size, -1, self.config.embedding_size
-            )
-        num_chunks = size // chunk_size
-        # Chunk i takes the examples i, i + n, i + 2n, ...: every device then encodes examples that
-        # it already holds, as with microbatches.
-        chunks = {
-            name: jnp.swapaxes(values.reshape(-1, num_chunks, *values.shape[1:]), 0, 1)
-            for name, values in texts.items()
-        }
-        # The key is an input, so the backward pass repeats the dropout of the forward pass.
-        keys = None if dropout_key is None else jax.random.split(dropout_key, num_chunks)
-        # `prevent_cse` only costs time here: inside a loop XLA cannot merge the recomputation
-        # with the forward pass.
-        encode = jax.checkpoint(lambda chunk, key: _encode(network, chunk, key), prevent_cse=False)
-        vectors = jax.lax.map(lambda inputs: encode(*inputs), (chunks, keys))
-        vectors = vectors.reshape(num_chunks, chunk_size, -1, self.config.embedding_size)
-        return jnp.swapaxes(vectors, 0, 1).reshape(size, -1, self.config.embedding_size)
 
-    # Chunks are a `lax.map` over a rematerialized encoder, which automatic differentiation turns
-    # into GradCache; each chunk has its own dropout key.
+        def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
+            return _encode(network, texts, key).reshape(_num_examples(texts), -1, size)
+
+        return encode_in_chunks(encode, texts, dropout_key, self.config.chunk_size)
+
     def embed(self, params: Params, batch: Batch) -> jax.Array:
         """Computes the vectors of texts without dropout, float32 [B, E]: pure, for `jax.jit`.
 
         They have `truncate_dim` components.
         """
         vectors = _encode(self.network.merge(params), batch, None)
-        return vectors[:, : self.config.sentence_encoder.truncate_dim]
+        return vectors[:, : self._sentence_config.truncate_dim]
 
     def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the encoder with what follows it, without the layer that only training uses."""
@@ -174,6 +162,42 @@ class SentenceEmbeddingObjective(Objective):
         return {SOFTMAX_CLASSIFIER: {"kernel": kernel, "bias": jnp.zeros(shape[1], jnp.float32)}}
 
 
+T = TypeVar("T")
+
+
+def encode_in_chunks(
+    encode: Callable[[Batch, jax.Array | None], T],
+    texts: Batch,
+    dropout_key: jax.Array | None,
+    chunk_size: int | None,
+) -> T:
+    """Returns what `encode` returns for a batch, computed for one chunk of examples after another.
+
+    Args:
+      encode: maps texts [B, ...] and a dropout key to arrays whose first dimension is B.
+      texts: the fields of the texts.
+      dropout_key: None to apply no dropout.
+      chunk_size: examples of a chunk; None for one chunk.
+    """
+    size = _num_examples(texts)
+    if chunk_size is None or chunk_size >= size:
+        return encode(texts, dropout_key)
+    num_chunks = size // chunk_size
+    # Chunk i takes the examples i, i + n, i + 2n, ...: every device then encodes examples that it
+    # already holds, as with microbatches.
+    chunks = {
+        name: jnp.swapaxes(values.reshape(-1, num_chunks, *values.shape[1:]), 0, 1)
+        for name, values in texts.items()
+    }
+    # The key is an input, so the backward pass repeats the dropout of the forward pass.
+    keys = None if dropout_key is None else jax.random.split(dropout_key, num_chunks)
+    # `prevent_cse` only costs time here: inside a loop XLA cannot merge the recomputation with the
+    # forward pass.
+    repeated = jax.checkpoint(encode, prevent_cse=False)
+    outputs = jax.lax.map(lambda inputs: repeated(*inputs), (chunks, keys))
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(size, *x.shape[2:]), outputs)
+
+
 def _encode(network: SentenceEncoder, texts: Batch, dropout_key: jax.Array | None) -> jax.Array:
     """Encodes texts [B, L] or [B, A, L], float32 [B x A, E]."""
     return network.embed(encoder_inputs(texts), None, dropout_key)
@@ -184,7 +208,7 @@ def _num_examples(batch: Batch) -> int:
 
 
 def loss_of_vectors(
-    loss: SentenceLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
+    loss: DenseLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
 ) -> tuple[jax.Array, Metrics]:
     """Computes the sum of the losses of all examples, and metrics.
 

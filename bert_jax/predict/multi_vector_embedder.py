@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.data.finetuning.features import build_inputs_with_special_tokens
+from bert_jax.data.sentence_embeddings.role_tokens import tokenize_for_role
 from bert_jax.errors import UserError, require_list_of_texts
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import (
@@ -29,7 +29,6 @@ from bert_jax.predict.batches import padded_batches
 from bert_jax.predict.embedder import prompt_for
 from bert_jax.pretrained.embedding_model import MultiVectorModel, multi_vector_model_of
 from bert_jax.pretrained.load import AnyModel, require_encoder, require_tokenizer
-from bert_jax.text.prefix import encode_with_prefix_token
 
 _PRODUCTS_PER_CHUNK = 2**26
 """Dot products of vectors that exist at once when texts are scored."""
@@ -119,22 +118,16 @@ class MultiVectorEmbedder:
         require_list_of_texts(texts)
         prefix = prompt_for(self._model, role, prompt_name, prompt)
         longest = self._model.model.config.max_length
-        max_length = self.config.length_of_role(role, longest)
-        if self.config.has_prefix_tokens:
-            encoded = encode_with_prefix_token(texts, self._tokenizer, prefix)
-        else:
-            encoded = self._tokenizer.encode_ids([prefix + text for text in texts])
-        built = [
-            build_inputs_with_special_tokens(ids, None, self._tokenizer, max_length)
-            for ids in encoded
-        ]
-        sequences = [sequence.tolist() for sequence, _, _ in built]
+        built = tokenize_for_role(texts, self._tokenizer, self.config, role, prefix, longest)
+        sequences = [each.input_ids.tolist() for each in built]
         results: dict[int, TokenVectors] = {}
         pad_id = self._tokenizer.pad_id
-        for indices, batch in padded_batches(sequences, pad_id=pad_id, max_length=max_length):
+        for indices, batch in padded_batches(sequences, pad_id=pad_id, max_length=longest):
             outputs = jax.device_get(self._compiled[role](self._params, batch))
             for index, vectors, ids, has_vector in zip(indices, *outputs, strict=False):
-                results[index] = TokenVectors(vectors[has_vector], ids[has_vector], built[index][2])
+                results[index] = TokenVectors(
+                    vectors[has_vector], ids[has_vector], built[index].is_truncated
+                )
         embedded = [results[index] for index in range(len(texts))]
         self.num_truncated += sum(each.is_truncated for each in embedded)
         return embedded

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from bert_jax.data.finetuning.features import build_inputs_with_special_tokens
+from bert_jax.data.sentence_embeddings.role_tokens import RoleTokens, tokenize_for_role
 from bert_jax.errors import require_list_of_texts
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import SparseEncoderConfig, TextRole
@@ -100,11 +100,11 @@ class SparseEmbedder:
         """
         require_list_of_texts(texts)
         prefix = prompt_for(self._model, role, prompt_name, prompt)
-        ids = self._tokenizer.encode_ids([prefix + text for text in texts])
-        if role == "query" and self.config.has_static_queries:
-            rows, truncated = self._static_queries(ids)
-        else:
-            rows, truncated = self._documents(ids)
+        longest = self._model.model.config.max_length
+        tokens = tokenize_for_role(texts, self._tokenizer, self.config, role, prefix, longest)
+        is_static = role == "query" and self.config.has_static_queries
+        rows = (self._static_queries if is_static else self._documents)(tokens)
+        truncated = [each.is_truncated for each in tokens]
         self.num_truncated += sum(truncated)
         lengths = [len(indices) for indices, _ in rows]
         vectors = scipy.sparse.csr_array(
@@ -133,30 +133,23 @@ class SparseEmbedder:
         known = token_id < self._tokenizer.vocab_size
         return self._tokenizer.id_to_token(token_id) if known else f"[{token_id}]"
 
-    def _documents(self, ids: Sequence[np.ndarray]) -> tuple[list[_Row], list[bool]]:
-        built = [
-            build_inputs_with_special_tokens(each, None, self._tokenizer, self.max_length)
-            for each in ids
-        ]
-        rows: list[_Row] = [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * len(built)
-        sequences = [sequence.tolist() for sequence, _, _ in built]
+    def _documents(self, tokens: Sequence[RoleTokens]) -> list[_Row]:
+        rows: list[_Row] = [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * len(tokens)
+        sequences = [each.input_ids.tolist() for each in tokens]
         pad_id = self._tokenizer.pad_id
         # Each batch is made sparse at once: the vectors of all texts would not fit into memory.
         for indices, batch in padded_batches(sequences, pad_id=pad_id, max_length=self.max_length):
             vectors = jax.device_get(self._compiled(self._params, batch))
             for index, vector in zip(indices, vectors, strict=False):
                 rows[index] = self._sparse_row(vector)
-        return rows, [is_truncated for _, _, is_truncated in built]
+        return rows
 
-    def _static_queries(self, ids: Sequence[np.ndarray]) -> tuple[list[_Row], list[bool]]:
-        longest = self.config.query_length or self.max_length
+    def _static_queries(self, tokens: Sequence[RoleTokens]) -> list[_Row]:
         weights = np.asarray(self._model.head_params["query_weights"])
-        vectors = np.zeros((len(ids), self.embedding_size), np.float32)
-        for vector, each in zip(vectors, ids, strict=True):
-            tokens = each[:longest]
-            vector[tokens] = weights[tokens]
-        truncated = [len(each) > longest for each in ids]
-        return [self._sparse_row(vector) for vector in vectors], truncated
+        vectors = np.zeros((len(tokens), self.embedding_size), np.float32)
+        for vector, each in zip(vectors, tokens, strict=True):
+            vector[each.input_ids] = weights[each.input_ids]
+        return [self._sparse_row(vector) for vector in vectors]
 
     def _sparse_row(self, vector: np.ndarray) -> _Row:
         """Returns the indices and values of a vector that are not 0, ascending by index."""

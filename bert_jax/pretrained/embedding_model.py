@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert_jax.errors import UserError
 from bert_jax.interop.multi_vector_encoder import read_multi_vector_head
 from bert_jax.interop.sentence_folder import (
     EmbeddingKind,
@@ -145,6 +146,12 @@ def embedding_model_of(model: LoadedModel) -> EmbeddingModel:
             require_masked_lm(model, "make sparse vectors")
             return SparseModel(model=model, config=config, head_params=head_params)
         case MultiVectorEncoderConfig():
+            longest, expansion = model.config.max_length, config.expansion
+            if expansion is not None and expansion.length > longest:
+                raise UserError(
+                    f"{model.path}: queries are extended to {expansion.length} tokens, but the "
+                    f"encoder reads at most {longest}; the files are of different models"
+                )
             return MultiVectorModel(model=model, config=config, head_params=head_params)
         case SentenceEncoderConfig():
             return SentenceModel(

@@ -26,7 +26,7 @@ from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
 from bert_jax.pretrained.base_model import Base, check_base
-from bert_jax.pretrained.embedding_model import sentence_model_of
+from bert_jax.pretrained.embedding_model import embedding_model_of
 from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_single_task
 from bert_jax.pretrained.seq2seq import start_from_seq2seq
@@ -60,7 +60,7 @@ _HEAD_NAMES = {
     "classifier": "classifier head",
     "span": "span head",
     "window_encoder": "window encoder",
-    "sentence_head": "dense layers of the sentence encoder",
+    "sentence_head": "dense layers of the sentence encoder, or weights of queries",
     "softmax_classifier": "softmax classifier",
     "simcse_mlp": "tanh layer of SimCSE",
 }
@@ -214,8 +214,12 @@ def _load_params(
     student = {name: tree for name, tree in initial_params.items() if name != paths.TEACHER}
     if init_from:
         model = load_model_or_tf1(init_from)
-        if objective.starts_from == "sentence encoder":  # with its dense layers
-            model = dataclasses.replace(model, params=sentence_model_of(model).params)
+        if objective.starts_from == "sentence encoder":
+            embedding = embedding_model_of(model)
+            # Its dense layers are for vectors of its own kind.
+            same_kind = type(embedding.config) is type(objective.config.sentence_encoder)
+            head = embedding.params if same_kind else {}
+            model = dataclasses.replace(model, params={**model.params, **head})
         if purpose := objective.masked_lm_purpose():
             require_masked_lm(model, purpose)
         name, advice = f"--init-from {init_from}", "set objective.model to the config of that model"

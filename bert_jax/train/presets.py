@@ -58,8 +58,7 @@ from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
 from bert_jax.data.sentence_embeddings.text_groups import group_features, read_text_groups
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
-from bert_jax.pretrained.embedding_model import sentence_model_of
+from bert_jax.models.sentence_encoder.config import EmbeddingConfig, PoolingMode
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.analysis import count_labels
@@ -68,6 +67,7 @@ from bert_jax.tasks.metrics.classification import CALIBRATION_METRICS
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.class_weights import class_weights as make_class_weights
+from bert_jax.train.embedding_configs import choose_embedding_config
 from bert_jax.train.workloads.multi_task import MEAN_METRIC
 from bert_jax.train.workloads.sentence_embeddings import label_names, make_loader, prepare_groups
 
@@ -485,8 +485,9 @@ def sentence_embedding_experiment(
     loss: SentenceLoss,
     *,
     dev: TextFile | StsBenchmark | None = None,
-    sentence_encoder: SentenceEncoderConfig | None = None,
+    sentence_encoder: EmbeddingConfig | None = None,
     pooling: PoolingMode | None = None,
+    has_static_queries: bool = False,
     epochs: float = 1.0,
     batch_size: int = 64,
     chunk_size: int | None = None,
@@ -505,9 +506,12 @@ def sentence_embedding_experiment(
       model: a run, a Hugging Face folder or a TF1 checkpoint to start from.
       loss: for `SoftmaxLoss`, `softmax_loss` finds the labels.
       dev: pairs with scores; None for no evaluation.
-      sentence_encoder: pooling and what follows it; None: as in the model if it is a sentence
-        encoder, otherwise the mean over all tokens.
-      pooling: replaces only the pooling of `sentence_encoder`; None to change nothing.
+      sentence_encoder: what makes vectors; None: as in the model if it has vectors of the kind that
+        the loss needs, otherwise the mean over all tokens, SPLADE's maximum, or
+        `colbert_config`.
+      pooling: replaces only the pooling of a dense `sentence_encoder`; None to change nothing.
+      has_static_queries: whether queries of a sparse model get a weight for each token, without
+        the encoder.
       chunk_size: examples that are encoded at once; None for all.
       max_length: tokens of a text that are read; None for the `max_seq_length` of a sentence
         encoder, otherwise 128, or more for longer texts, and not more than the model allows.
@@ -518,12 +522,14 @@ def sentence_embedding_experiment(
     """
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded, tokenizer = load_starting_model(model)
-    base = sentence_encoder or sentence_model_of(loaded).config
-    if pooling is not None:
-        base = dataclasses.replace(base, pooling=(pooling,))
+    base, loss = choose_embedding_config(
+        loss, loaded, tokenizer, sentence_encoder, pooling, has_static_queries
+    )
     groups, longest = prepare_groups(read_text_groups(train), loss), loaded.config.max_length
     # Each length is tokenized once: the default is often one that was tried to find it.
-    features_of_length = functools.cache(functools.partial(group_features, groups, tokenizer))
+    features_of_length = functools.cache(
+        functools.partial(group_features, groups, tokenizer, config=base)
+    )
     has_default_length = max_length is None
     if max_length is None and base.max_seq_length is None:
         max_length = _default_max_length(
@@ -533,8 +539,15 @@ def sentence_embedding_experiment(
         )
     max_length = max_length or min(base.max_seq_length or longest, longest)
     features = features_of_length(max_length)
-    sizes = {"batch_size": batch_size, "seed": seed, "pad_id": tokenizer.pad_id}
-    loader = make_loader(features, groups, loss, (max_length,), **sizes)
+    loader = make_loader(
+        features,
+        groups,
+        loss,
+        (max_length,),
+        batch_size=batch_size,
+        seed=seed,
+        pad_id=tokenizer.pad_id,
+    )
     lengths = features.lengths
     if compares_examples(loss):  # a batch has the length of its longest text
         lengths = np.append(lengths[loader.epoch_batches(0)].max(axis=1), lengths.max())

@@ -174,6 +174,11 @@ def test_missing_and_doubled_modules_of_multi_vector_models_are_refused(colbert)
             {"query_expansion": {"strategy": "min", "length": 8, "token": "<x>"}},
             "is '<x>', which the vocabulary of 18 tokens does not have",
         ),
+        (
+            TRANSFORMER,
+            {"query_expansion": {"strategy": "min", "length": 21}},
+            "extended to 21 tokens, but the encoder reads at most 20",
+        ),
         (TRANSFORMER, {"document_length": -1}, "document_length is -1"),
         ("1_MultiVectorMask/config.json", {"skiplist_words": "."}, "skiplist_words is '.'"),
         ("1_MultiVectorMask/config.json", {"skiplist_tasks": ["all"]}, r"\['all'\], expected quer"),

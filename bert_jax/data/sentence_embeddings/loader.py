@@ -151,6 +151,9 @@ class SentenceEmbeddingLoader:
       bucket_lengths: the lengths that a batch may have, ascending.
       by_length: whether a batch has examples of similar length.
       batch_size: examples of a batch over all processes.
+      regularizer_warmup: (updates before this loader's first batch, updates in which the weight of
+        a regularization grows from 0 with their square); the batch field `regularizer_scale` is the
+        part of the weight at this update. None for losses without such a field.
       start: the `position` of an earlier loader, to continue from there.
 
     Raises:
@@ -169,6 +172,7 @@ class SentenceEmbeddingLoader:
         pad_id: int,
         process_index: int = 0,
         process_count: int = 1,
+        regularizer_warmup: tuple[int, int] | None = None,
         start: int = 0,
     ) -> None:
         self._features, self._bucket_lengths = features, tuple(bucket_lengths)
@@ -179,7 +183,7 @@ class SentenceEmbeddingLoader:
         self._process_rows = slice(
             process_index * rows_per_process, (process_index + 1) * rows_per_process
         )
-        self._position = start
+        self._position, self._regularizer_warmup = start, regularizer_warmup
         self._epochs: list[np.ndarray] = []
 
     @property
@@ -207,9 +211,10 @@ class SentenceEmbeddingLoader:
         return self
 
     def __next__(self) -> Batch:
-        indices = self._batch(self._position // self._batch_size)
+        step = self._position // self._batch_size
+        indices = self._batch(step)
         self._position += self._batch_size
-        return collate(
+        batch = collate(
             self._features,
             indices,
             self._batch_size,
@@ -217,6 +222,11 @@ class SentenceEmbeddingLoader:
             self._pad_id,
             process_rows=self._process_rows,
         )
+        if self._regularizer_warmup is not None:
+            first_step, warmup_steps = self._regularizer_warmup
+            scale = regularizer_scale(first_step + step, warmup_steps)
+            batch["regularizer_scale"] = np.full(len(batch["example_weights"]), scale, np.float32)
+        return batch
 
     def _length(self, indices: np.ndarray) -> int:
         """Returns the smallest bucket length that holds the longest text of a batch."""
@@ -261,6 +271,14 @@ class SentenceEmbeddingLoader:
                 )
             self._epochs.append(batches)
         return self._epochs[epoch]
+
+
+def regularizer_scale(step: int, warmup_steps: int) -> float:
+    """Returns the part of the weight of a regularization at an update, counted from 0.
+
+    It is (step / warmup_steps)^2, and 1 from `warmup_steps` on (Formal et al. 2021, section 4).
+    """
+    return 1.0 if step >= warmup_steps else (step / warmup_steps) ** 2
 
 
 # All batches are full, because the negatives of a text are the other examples of its batch.

@@ -24,7 +24,14 @@ from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_table
 from bert_jax.data.sentence_embeddings.loader import joined_text, sample_pairs
+from bert_jax.data.sentence_embeddings.role_tokens import RoleTokens, tokenize_for_role
 from bert_jax.errors import UserError
+from bert_jax.models.sentence_encoder.config import (
+    EmbeddingConfig,
+    MultiVectorEncoderConfig,
+    SparseEncoderConfig,
+    TextRole,
+)
 from bert_jax.text.tokenizer import Tokenizer
 
 _HIGHEST_STS_SCORE = 5.0
@@ -98,23 +105,54 @@ def text_ids(groups: TextGroups) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def group_features(groups: TextGroups, tokenizer: Tokenizer, max_length: int) -> Features:
+def group_features(
+    groups: TextGroups,
+    tokenizer: Tokenizer,
+    max_length: int,
+    config: EmbeddingConfig | None = None,
+) -> Features:
     """Tokenizes groups; a group is a sequence whose texts take the place of choices.
 
     Longer texts are truncated to `max_length` tokens; `num_truncated` counts groups.
+
+    Args:
+      config: of sparse and multi-vector models, which read the first text of a group as a query and
+        the others as documents, with their prompts and lengths; None or of a dense model: all texts
+        are alike, without a prompt.
     """
-    unique = list(dict.fromkeys(text for group in groups.texts for text in group))
-    # A text may be in thousands of groups, which share its arrays.
-    built = {
-        text: build_inputs_with_special_tokens(ids, None, tokenizer, max_length)
-        for text, ids in zip(unique, tokenizer.encode_ids(unique), strict=True)
-    }
+    columns = list(zip(*groups.texts, strict=True))
+    roles: list[TextRole]
+    if isinstance(config, SparseEncoderConfig | MultiVectorEncoderConfig):
+        roles = ["query", *["document" for _ in range(groups.num_texts - 1)]]
+    else:
+        config = None
+        roles = ["document" for _ in range(groups.num_texts)]
+    built: dict[tuple[TextRole, str], RoleTokens] = {}
+    for role in dict.fromkeys(roles):
+        # A text may be in thousands of groups, which share its arrays.
+        unique = list(
+            dict.fromkeys(
+                text
+                for column, other in zip(columns, roles, strict=True)
+                if other == role
+                for text in column
+            )
+        )
+        if config is None:
+            tokens = [
+                RoleTokens(*build_inputs_with_special_tokens(ids, None, tokenizer, max_length))
+                for ids in tokenizer.encode_ids(unique)
+            ]
+        else:
+            prompt = config.prompt_of_role(role)
+            tokens = tokenize_for_role(unique, tokenizer, config, role, prompt, max_length)
+        built |= {(role, text): each for text, each in zip(unique, tokens, strict=True)}
     features = Features(num_choices=groups.num_texts)
     features.example_index = np.arange(len(groups.texts))
     for group in groups.texts:
         any_truncated = False
-        for text in group:
-            input_ids, token_type_ids, is_truncated = built[text]
+        for role, text in zip(roles, group, strict=True):
+            input_ids, token_type_ids, is_truncated = built[role, text]
             features.input_ids.append(input_ids)
             features.token_type_ids.append(token_type_ids)
             any_truncated |= is_truncated

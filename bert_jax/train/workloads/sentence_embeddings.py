@@ -16,13 +16,16 @@ from bert_jax.config.sentence_embeddings import (
     CoSENTLoss,
     CosineSimilarityLoss,
     MarginMSELoss,
+    MaxSimRankingLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
+    RetrievalLoss,
     SentenceEmbedding,
     SentenceEmbeddingData,
     SentenceLoss,
     SingleLoss,
     SoftmaxLoss,
+    SpladeLoss,
     SupervisedSimCSE,
     TripletLoss,
     UnsupervisedSimCSE,
@@ -128,11 +131,20 @@ class SentenceEmbeddingWorkload(Workload):
             self._groups,
             self._config.loss,
             self._data.batch_lengths(phase.seq_length),
+            regularizer_warmup=self._regularizer_warmup(phase_index),
             batch_size=phase.batch_size,
             seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
             start=position,
         )
+
+    def _regularizer_warmup(self, phase_index: int) -> tuple[int, int] | None:
+        """Returns the updates before a phase, and those of the warmup; None for other losses."""
+        if not isinstance(self._config.loss, SpladeLoss):
+            return None
+        steps = [phase.steps for phase in self._phases]
+        warmup_steps = int(sum(steps) * self._config.loss.regularizer_warmup_ratio)
+        return sum(steps[:phase_index]), warmup_steps
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
@@ -146,7 +158,12 @@ class SentenceEmbeddingWorkload(Workload):
                 f"train.evaluation.split is {evaluation.split!r} and data.dev is {self._data.dev}; "
                 "expected 'dev' and pairs with scores, or set train.evaluation to null"
             )
-        assert isinstance(objective, SentenceEmbeddingObjective)
+        if not isinstance(objective, SentenceEmbeddingObjective):
+            raise ConfigError(
+                "data.dev are pairs with scores, whose correlation with cosines needs one dense "
+                "vector for each text; remove --dev (data.dev), and evaluate with "
+                "`bert-jax search evaluate`"
+            )
         sharding.check_batch_size(evaluation.batch_size, 1, mesh)
         seq_length = self._phases[phase_index].seq_length
         return SimilarityEvaluator(
@@ -171,8 +188,8 @@ class SentenceEmbeddingWorkload(Workload):
             write_json(folder / run_folder.EVALUATION, metrics)
 
     def _make_features(self, seq_length: int) -> Features:
-        features = group_features(self._groups, self._tokenizer, seq_length)
-        groups = self._groups
+        groups, config = self._groups, self._config.sentence_encoder
+        features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
         return features
@@ -198,11 +215,14 @@ def make_loader(
     groups: TextGroups,
     loss: SentenceLoss,
     bucket_lengths: Sequence[int],
+    *,
+    regularizer_warmup: tuple[int, int] | None = None,
     **settings: int,
 ) -> SentenceEmbeddingLoader:
     """Returns the batches of this process, in the way that the loss needs them.
 
     Args:
+      regularizer_warmup: see `SentenceEmbeddingLoader`.
       settings: further arguments of `SentenceEmbeddingLoader`.
     """
     return SentenceEmbeddingLoader(
@@ -210,6 +230,7 @@ def make_loader(
         text_ids(groups) if has_in_batch_negatives(loss) else None,
         bucket_lengths,
         by_length=not compares_examples(loss),
+        regularizer_warmup=regularizer_warmup,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         **settings,
@@ -365,9 +386,9 @@ def label_names(groups: TextGroups) -> tuple[str, ...]:
     return tuple(sorted(set(groups.labels or ())))
 
 
-def _check_num_texts(groups: TextGroups, loss: SingleLoss) -> None:
+def _check_num_texts(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
     match loss:
-        case MultipleNegativesRankingLoss():
+        case MultipleNegativesRankingLoss() | SpladeLoss() | MaxSimRankingLoss():
             is_expected, expected = groups.num_texts >= 2, "2 or more: anchor, positive, negatives"
         case SupervisedSimCSE():
             is_expected = groups.num_texts in (2, 3)
@@ -384,7 +405,7 @@ def _check_num_texts(groups: TextGroups, loss: SingleLoss) -> None:
         )
 
 
-def _check_labels(groups: TextGroups, loss: SingleLoss) -> None:
+def _check_labels(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
     match loss:
         case CosineSimilarityLoss() | CoSENTLoss():
             if groups.scores is None:

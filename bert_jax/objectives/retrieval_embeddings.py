@@ -1,0 +1,285 @@
+"""Defines the objectives of training sparse (SPLADE) and multi-vector (ColBERT) encoders.
+
+An example is a query, its positive and any number of hard negatives; the candidates of a query are
+the positives and hard negatives of all examples of the batch. The loss is the cross-entropy of each
+query's own positive. As for sentence encoders, texts can be encoded in chunks (GradCache), and
+XLA gathers the vectors of all devices.
+
+The losses are pure functions. Their definitions and defaults are those of sentence-transformers:
+`SpladeLoss` with `SparseMultipleNegativesRankingLoss`, `MultiVectorMultipleNegativesRankingLoss`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SentenceEmbedding, SpladeLoss
+from bert_jax.losses import WeightedMean, is_correct, padding_fraction
+from bert_jax.models.heads.config import masked_lm_parts
+from bert_jax.models.sentence_encoder.config import (
+    SENTENCE_HEAD,
+    MultiVectorEncoderConfig,
+    SparseEncoderConfig,
+)
+from bert_jax.models.sentence_encoder.multi_vector import build_multi_vector_encoder, max_sim
+from bert_jax.models.sentence_encoder.sparse import build_sparse_encoder
+from bert_jax.objectives.base import (
+    Batch,
+    BatchSizes,
+    LossOutput,
+    Objective,
+    TrainedModel,
+    masked_lm_flops,
+)
+from bert_jax.objectives.sentence_embeddings import encode_in_chunks, ranking_loss
+from bert_jax.params.functional import Params
+
+REGULARIZER_SCALE = "regularizer_scale"
+
+
+class SparseEmbeddingObjective(Objective):
+    """Implements the `Objective` of a `SentenceEmbedding` with a `SpladeLoss`."""
+
+    starts_from = "sentence encoder"
+
+    def __init__(self, config: SentenceEmbedding):
+        assert isinstance(config.sentence_encoder, SparseEncoderConfig)
+        assert isinstance(config.loss, SpladeLoss)
+        self.config, self._loss = config, config.loss
+        self._sparse_config = config.sentence_encoder
+        self.network = build_sparse_encoder(config.model, config.sentence_encoder, config.compute)
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the texts, and how much of its weight the regularization has."""
+        return (*CHOICE_FIELDS, REGULARIZER_SCALE)
+
+    def masked_lm_purpose(self) -> str:
+        """Returns why a pretrained model must have a masked-LM head."""
+        return "start a sparse encoder, whose weights are masked-LM logits"
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the number of examples; all batches are full, so no example has weight 0."""
+        return {"loss": _num_examples(batch)}
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes the loss with its regularization; metrics are the accuracy and the sparsity."""
+        vectors_BAV = self.example_vectors(params, batch, dropout_key)
+        total, metrics = splade_loss(self._loss, vectors_BAV, batch[REGULARIZER_SCALE])
+        return LossOutput(total / loss_denominators["loss"], {**metrics, **_padding(batch)})
+
+    def example_vectors(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        """Computes the vectors of all texts of a batch, in chunks, float32 [B, A, V]."""
+        network = self.network.merge(params)
+        is_static = self._sparse_config.has_static_queries
+
+        def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
+            size, num_texts, _ = texts[CHOICE_FIELDS[0]].shape
+            first = int(is_static)
+            vectors = network.embed(_rows(texts, slice(first, None)), key)
+            vectors = vectors.reshape(size, num_texts - first, -1)
+            if not is_static:
+                return vectors
+            queries = network.static_queries(_rows(texts, slice(0, 1)))
+            return jnp.concatenate([queries[:, None], vectors], axis=1)
+
+        return encode_in_chunks(encode, _texts(batch), dropout_key, self.config.chunk_size)
+
+    def head_flops(self, sizes: BatchSizes) -> float:
+        """Returns the forward FLOPs of the masked-LM head at all positions."""
+        return sizes.sequences * sizes.length * masked_lm_flops(self.config.model)
+
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
+        """Returns the encoder with its masked-LM head, and the weights of static queries."""
+        del task
+        parts = ("encoder", *masked_lm_parts(self.config.model))
+        return TrainedModel(
+            params={name: params[name] for name in parts},
+            sentence_encoder=self._sparse_config,
+            sentence_head=params.get(SENTENCE_HEAD, {}),
+        )
+
+
+class TokenVectors(NamedTuple):
+    """Holds the vectors of the tokens of all texts of a batch, and which of them count.
+
+    Attributes:
+      queries: float32 [B, M, E].
+      queries_have: bool [B, M].
+      documents: float32 [B, A - 1, N, E].
+      documents_have: bool [B, A - 1, N].
+    """
+
+    queries: jax.Array
+    queries_have: jax.Array
+    documents: jax.Array
+    documents_have: jax.Array
+
+
+class MultiVectorEmbeddingObjective(Objective):
+    """Implements the `Objective` of a `SentenceEmbedding` with a `MaxSimRankingLoss`."""
+
+    starts_from = "sentence encoder"
+
+    def __init__(self, config: SentenceEmbedding):
+        assert isinstance(config.sentence_encoder, MultiVectorEncoderConfig)
+        assert isinstance(config.loss, MaxSimRankingLoss)
+        self.config, self._scale = config, config.loss.scale
+        self._vector_config = config.sentence_encoder
+        self.network = build_multi_vector_encoder(
+            config.model, config.sentence_encoder, config.compute
+        )
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the texts."""
+        return CHOICE_FIELDS
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the number of examples; all batches are full, so no example has weight 0."""
+        return {"loss": _num_examples(batch)}
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes the loss; the metric is the accuracy."""
+        vectors = self.example_vectors(params, batch, dropout_key)
+        is_mean = self._vector_config.similarity == "meanmaxsim"
+        logits = self._scale * late_interaction_scores(vectors, is_mean=is_mean)
+        total, metrics = jnp.sum(ranking_loss(logits)), {"accuracy": _accuracy(logits)}
+        return LossOutput(total / loss_denominators["loss"], {**metrics, **_padding(batch)})
+
+    def example_vectors(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> TokenVectors:
+        """Computes the vectors of the tokens of all texts of a batch, in chunks."""
+        network = self.network.merge({SENTENCE_HEAD: {}, **params})
+        query_length = self._vector_config.length_of_role("query", self.config.model.max_length)
+
+        def encode(texts: Batch, key: jax.Array | None) -> TokenVectors:
+            size = texts[CHOICE_FIELDS[0]].shape[0]
+            keys = (None, None) if key is None else jax.random.split(key)
+            # Queries are much shorter than documents, and all after their length is padding.
+            queries = {
+                name: ids[:, :query_length] for name, ids in _rows(texts, slice(0, 1)).items()
+            }
+            query_vectors, _, queries_have = network.embed(queries, "query", keys[0])
+            documents = _rows(texts, slice(1, None))
+            vectors, _, have = network.embed(documents, "document", keys[1])
+            return TokenVectors(
+                query_vectors,
+                queries_have,
+                vectors.reshape(size, -1, *vectors.shape[1:]),
+                have.reshape(size, -1, have.shape[1]),
+            )
+
+        return encode_in_chunks(encode, _texts(batch), dropout_key, self.config.chunk_size)
+
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
+        """Returns the encoder with its projection."""
+        del task
+        return TrainedModel(
+            params={"encoder": params["encoder"]},
+            sentence_encoder=self._vector_config,
+            sentence_head=params.get(SENTENCE_HEAD, {}),
+        )
+
+
+def splade_loss(
+    loss: SpladeLoss, vectors_BAV: jax.Array, regularizer_scale: jax.Array
+) -> tuple[jax.Array, dict[str, WeightedMean]]:
+    """Computes the sum of the losses of all examples, and metrics.
+
+    Args:
+      vectors_BAV: float32 [B, A, V], the sparse vectors of query, positive and hard negatives.
+      regularizer_scale: float32 [B], the part of the weights of the regularization at this step,
+        equal for all examples.
+    """
+    size, _, vocab_size = vectors_BAV.shape
+    queries = vectors_BAV[:, 0]
+    # Positives of all examples first, so that candidate i is the positive of query i.
+    documents = jnp.swapaxes(vectors_BAV[:, 1:], 0, 1).reshape(-1, vocab_size)
+    logits = loss.scale * jnp.matmul(queries, documents.T, precision=jax.lax.Precision.HIGHEST)
+    weights = loss.query_regularizer_weight, loss.document_regularizer_weight
+    flops = flops_regularization(queries), flops_regularization(documents)
+    regularization = weights[0] * flops[0] + weights[1] * flops[1]
+    total = jnp.sum(ranking_loss(logits)) + size * jnp.mean(regularizer_scale) * regularization
+    return total, {
+        "accuracy": _accuracy(logits),
+        "query_active_dims": _active_dims(queries),
+        "document_active_dims": _active_dims(documents),
+    }
+
+
+def flops_regularization(vectors: jax.Array) -> jax.Array:
+    """Computes the sum over components of the squared mean of [N, V] vectors, a scalar.
+
+    It estimates the number of multiplications of a search (Paria et al. 2020, "Minimizing FLOPs to
+    Learn Efficient Sparse Representations", section 3).
+    """
+    return jnp.sum(jnp.square(jnp.mean(vectors, axis=0)))
+
+
+def late_interaction_scores(vectors: TokenVectors, *, is_mean: bool) -> jax.Array:
+    """Computes the scores of all queries and documents of a batch, float32 [B, B (A - 1)].
+
+    The documents are the positives of all examples and then their negatives.
+    """
+
+    # One text of all examples at a time, whose products are computed again in the backward pass:
+    # the products of all would be the largest array of a step.
+    def scores(documents: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return max_sim(vectors.queries, vectors.queries_have, *documents, is_mean=is_mean)
+
+    columns = (
+        jnp.swapaxes(vectors.documents, 0, 1),
+        jnp.swapaxes(vectors.documents_have, 0, 1),
+    )
+    by_text = jax.lax.map(jax.checkpoint(scores, prevent_cse=False), columns)
+    return jnp.swapaxes(by_text, 0, 1).reshape(vectors.queries.shape[0], -1)
+
+
+def _active_dims(vectors: jax.Array) -> WeightedMean:
+    """Returns the mean number of components of [N, V] vectors that are not 0."""
+    counts = jnp.sum(vectors != 0, axis=-1).astype(jnp.float32)
+    return WeightedMean(jnp.sum(counts), jnp.float32(counts.shape[0]))
+
+
+def _accuracy(logits: jax.Array) -> WeightedMean:
+    correct = is_correct(logits, jnp.arange(logits.shape[0])).astype(jnp.float32)
+    return WeightedMean(jnp.sum(correct), jnp.float32(correct.shape[0]))
+
+
+def _padding(batch: Batch) -> dict[str, WeightedMean]:
+    mask = batch["choice_attention_mask"]
+    return {
+        "padding_fraction": padding_fraction({"attention_mask": mask.reshape(-1, mask.shape[-1])})
+    }
+
+
+def _num_examples(batch: Batch) -> jax.Array:
+    return jnp.float32(batch[CHOICE_FIELDS[0]].shape[0])
+
+
+def _texts(batch: Batch) -> Batch:
+    return {name: batch[name] for name in CHOICE_FIELDS}
+
+
+def _rows(texts: Batch, chosen: slice) -> dict[str, Any]:
+    """Returns some of the A texts of all examples as the encoder's fields, [B x A', L]."""
+    return {
+        field: texts[name][:, chosen].reshape(-1, texts[name].shape[-1])
+        for name, field in zip(CHOICE_FIELDS, ENCODER_FIELDS, strict=True)
+    }

@@ -1,0 +1,180 @@
+"""Compares 20 steps of SPLADE and of ColBERT with the losses of sentence-transformers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.apps.testing.models import small_model
+from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SentenceEmbedding, SpladeLoss
+from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.data.sentence_embeddings.loader import regularizer_scale
+from bert_jax.export.retrieval_encoder import export_retrieval_encoder
+from bert_jax.models.sentence_encoder.config import (
+    Dense,
+    MultiVectorEncoderConfig,
+    Normalize,
+    QueryExpansion,
+    SparseEncoderConfig,
+)
+from bert_jax.objectives.make import make_objective
+from bert_jax.pretrained.embedding_model import MultiVectorModel, SparseModel
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.train.step import make_train_step
+
+torch = pytest.importorskip("torch")
+sentence_transformers = pytest.importorskip("sentence_transformers")
+sparse_losses = pytest.importorskip("sentence_transformers.sparse_encoder.losses")
+multi_vector_losses = pytest.importorskip("sentence_transformers.multi_vector_encoder.losses")
+
+STEPS, SIZE, LENGTH, CLIP, DECAY, MASK_ID = 20, 6, 10, 1.0, 0.01, 4
+TRAIN = TrainConfig(
+    phases=(Phase(steps=STEPS, seq_length=LENGTH, batch_size=SIZE),),
+    optimizer=AdamW(epsilon=1e-8, weight_decay=DECAY),
+    schedule=WarmupLinear(peak_learning_rate=2e-3, warmup_steps=4),
+    max_grad_norm=CLIP,
+)
+SPLADE = SpladeLoss(document_regularizer_weight=0.05, query_regularizer_weight=0.08)
+MULTI_VECTOR = MultiVectorEncoderConfig(
+    modules=(Dense(in_features=16, out_features=8, bias=False, activation=None), Normalize()),
+    expansion=QueryExpansion(length=12, token_id=MASK_ID),
+    skip_token_ids=(17,),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Returns a model without dropout."""
+    no_dropout: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return small_model(tmp_path_factory.mktemp("words"), initializer_range=0.1, **no_dropout)
+
+
+def make_batches() -> list[dict[str, np.ndarray]]:
+    """Returns queries, positives and hard negatives of all steps, in the first 6 tokens alike."""
+    rng, batches = np.random.default_rng(0), []
+    for _ in range(STEPS):
+        ids = np.repeat(rng.integers(5, 18, (SIZE, 1, LENGTH)), 3, axis=1)
+        ids[:, 1:, 5:] = rng.integers(5, 18, (SIZE, 2, LENGTH - 5))
+        ids[:, 2, 2:5] = rng.integers(5, 18, (SIZE, 3))
+        mask = np.arange(LENGTH) < rng.integers(4, LENGTH + 1, (SIZE, 3, 1))
+        batches.append(
+            {
+                "choice_input_ids": (ids * mask).astype(np.int32),
+                "choice_token_type_ids": np.zeros(ids.shape, np.int32),
+                "choice_attention_mask": mask.astype(np.int32),
+            }
+        )
+    return batches
+
+
+def train_jax(config: SentenceEmbedding, params, batches, scales) -> list[float]:
+    objective = make_objective(config)
+    params = jax.tree.map(jnp.asarray, params)
+    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
+    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
+    step, losses = jax.jit(make_train_step(objective, optimizer, schedule)), []
+    for batch, scale in zip(batches, scales, strict=True):
+        extra = {"regularizer_scale": np.full(SIZE, scale, np.float32)}
+        state, metrics = step(state, {**batch, **extra} if config.loss == SPLADE else batch)
+        losses.append(float(metrics["loss"]))
+    return losses
+
+
+def train_torch(model, compute_loss, batches, scales) -> list[float]:
+    """Trains a model of sentence-transformers with a function of features and the scale."""
+    schedule, groups = learning_rate_schedule(TRAIN.schedule, STEPS), ([], [])
+    for name, parameter in model.named_parameters():
+        is_decayed = not (name.endswith("bias") or "LayerNorm" in name)
+        groups[not is_decayed].append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": DECAY}, {"params": groups[1], "weight_decay": 0.0}],
+        eps=1e-8,
+    )
+    losses = []
+    for step, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
+        texts = [
+            {
+                name.removeprefix("choice_"): torch.from_numpy(array[:, index]).long()
+                for name, array in batch.items()
+            }
+            for index in range(batch["choice_input_ids"].shape[1])
+        ]
+        for group in optimizer.param_groups:
+            group["lr"] = np.asarray(schedule(step)).item()
+        loss = compute_loss(texts, scale)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_losses_of_splade_equal_sentence_transformers(model, tmp_path):
+    sparse = SparseModel(model=model, config=SparseEncoderConfig())
+    export_retrieval_encoder(sparse, tmp_path / "splade")
+    batches, scales = make_batches(), [regularizer_scale(step, 6) for step in range(STEPS)]
+    config = SentenceEmbedding(model=model.config, sentence_encoder=sparse.config, loss=SPLADE)
+    actual = train_jax(config, sparse.params, batches, scales)
+
+    reference = sentence_transformers.SparseEncoder(str(tmp_path / "splade"), device="cpu").train()
+    loss_module = sparse_losses.SpladeLoss(
+        reference,
+        sparse_losses.SparseMultipleNegativesRankingLoss(reference),
+        document_regularizer_weight=SPLADE.document_regularizer_weight,
+        query_regularizer_weight=SPLADE.query_regularizer_weight,
+    )
+
+    def compute_loss(texts, scale):
+        loss_module.document_regularizer_weight = scale * SPLADE.document_regularizer_weight
+        loss_module.query_regularizer_weight = scale * SPLADE.query_regularizer_weight
+        return sum(loss_module(texts).values())
+
+    expected = train_torch(reference, compute_loss, batches, scales)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_warmup_of_the_regularization_is_that_of_sentence_transformers():
+    callbacks = pytest.importorskip(
+        "sentence_transformers.sparse_encoder.callbacks.splade_callbacks"
+    )
+    callback = object.__new__(callbacks.SpladeRegularizerWeightSchedulerCallback)
+    callback.scheduler_type = callbacks.SchedulerType.QUADRATIC
+    for callback.warmup_steps in (1, 6):
+        for step in range(8):
+            expected = callback._calculate_weight_value(step, 3.0)
+            actual = 3.0 * regularizer_scale(step, callback.warmup_steps)
+            assert actual == pytest.approx(expected, abs=1e-12)
+
+
+def test_losses_of_late_interaction_equal_sentence_transformers(model, tmp_path):
+    kernel = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
+    multi_vector = MultiVectorModel(
+        model=model, config=MULTI_VECTOR, head_params={"dense": {"0": {"kernel": kernel}}}
+    )
+    export_retrieval_encoder(multi_vector, tmp_path / "colbert")
+    batches, scales = make_batches(), [0.0] * STEPS
+    config = SentenceEmbedding(
+        model=model.config, sentence_encoder=MULTI_VECTOR, loss=MaxSimRankingLoss(scale=2.0)
+    )
+    actual = train_jax(config, multi_vector.params, batches, scales)
+
+    reference = sentence_transformers.MultiVectorEncoder(
+        str(tmp_path / "colbert"), device="cpu"
+    ).train()
+    loss_module = multi_vector_losses.MultiVectorMultipleNegativesRankingLoss(reference, scale=2.0)
+
+    def compute_loss(texts, scale):
+        del scale
+        # As `Transformer.preprocess` does for queries.
+        query = {n: torch.nn.functional.pad(v, (0, 12 - LENGTH)) for n, v in texts[0].items()}
+        is_expansion = query["attention_mask"] == 0
+        query["input_ids"] = query["input_ids"].masked_fill(is_expansion, MASK_ID)
+        query["query_expansion_positions"] = is_expansion
+        return loss_module([query, *texts[1:]])
+
+    expected = train_torch(reference, compute_loss, batches, scales)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    assert np.mean(actual[-4:]) < np.mean(actual[:4]) - 0.05
