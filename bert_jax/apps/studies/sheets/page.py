@@ -1,5 +1,6 @@
 """Draws the page of a sheet: the table, pictures, and the command behind each number."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from bert_jax.apps.studies.result_page import ResultTable, write_pages
 from bert_jax.apps.studies.sheets.statistics import fit_power_law
 from bert_jax.report import html
-from bert_jax.report.svg_charts import WIDTH, Series, line_chart, svg, ticks
+from bert_jax.report.svg_charts import WIDTH, Points, Series, line_chart, svg, ticks
 
 _ROW, _LABELS, _MARGIN = 22, 150, 16
 
@@ -180,10 +181,9 @@ def interval_chart(rows: Sequence[tuple[str, Mapping[str, Any]]], column: Mappin
             f"<title>{html.escape(name)}</title></text>"
         )
         if result["low"] is not None:
-            parts.append(
-                f'<line x1="{x(result["low"]):.1f}" y1="{y:.1f}" x2="{x(result["high"]):.1f}" '
-                f'y2="{y:.1f}" class="c0"/>'
-            )
+            ends = (x(result["low"]), x(result["high"]))
+            points = " ".join(f"{end:.1f},{y:.1f}" for end in ends)
+            parts.append(f'<polyline points="{points}" class="c0"/>')
         for seed, value in result["values"].items():
             parts.append(
                 f'<circle cx="{x(value):.1f}" cy="{y:.1f}" r="2.5" class="c1" fill-opacity="0.6">'
@@ -200,14 +200,26 @@ def _curve_charts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     unit = results["budget"]["unit"] if results["budget"] else "updates"
     charts = []
     for metric, curves in results["curves"].items():
-        series = [
-            Series(label=name, points=[(x, y) for x, y in points])
-            for name, points in curves.items()
-        ]
-        if series:
+        if curves:
             title = f"{html.humanize(metric)} during training, mean over seeds"
-            charts.append((title, line_chart(series, title=title, x_name=unit)))
+            charts.append((title, _chart(curves, title, unit)))
     return charts
+
+
+def _chart(lines: Mapping[str, Points], title: str, unit: str, dots: Sequence[str] = ()) -> str:
+    """Returns a chart of lines over amounts of a unit, divided by a power of 1,000.
+
+    Args:
+      dots: the names of the lines with a dot at each point.
+    """
+    largest = max(x for points in lines.values() for x, _ in points)
+    exponent = 3 * max(0, math.floor((math.log10(largest) - 1) / 3))
+    series = [
+        Series(label=name, points=[(x / 10**exponent, y) for x, y in points], dots=name in dots)
+        for name, points in lines.items()
+    ]
+    x_name = f"10^{exponent} {unit}" if exponent else unit
+    return line_chart(series, title=title, x_name=x_name)
 
 
 def _forecast_points(results: Mapping[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -233,12 +245,9 @@ def _forecast_chart(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     law = fit_power_law(list(points["fitted"].values()))
     every = sorted({*points["fitted"].values(), *points["predicted"].values()})
-    series = [
-        Series(label="measured", points=every, dots=True),
-        Series(label="power law", points=[(x, law(x)) for x, _ in every]),
-    ]
+    lines = {"measured": every, "power law": [(x, law(x)) for x, _ in every]}
     title = f"{results['forecast']['column']} by training FLOPs"
-    return [(title, line_chart(series, title=title, x_name="FLOPs"))]
+    return [(title, _chart(lines, title, "FLOPs", dots=["measured"]))]
 
 
 def _forecast_notes(results: Mapping[str, Any]) -> list[str]:
