@@ -5,6 +5,7 @@ write_changed(change, Path("bert-docker"))
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ VOCABULARY_TABLES = (
 """The parameters with one row or number for each token. A tied head has no table of its own."""
 
 _SEED = 0
+_MIN_COUNT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +142,14 @@ def _token_vectors(tokenizer: Tokenizer, texts: Sequence[str]) -> WordVectors:
         [tokenizer.id_to_token(i) for i in ids]
         for ids in (array.tolist() for array in tokenizer.encode_ids(texts))
     ]
+    counts = Counter(token for sentence in sentences for token in sentence)
+    if max(counts.values(), default=0) < _MIN_COUNT:
+        raise UserError(
+            f"no token occurs {_MIN_COUNT} times in the text for FOCUS; expected more text, or no "
+            "--focus"
+        )
     return train_word_vectors(
-        sentences, WordVectorConfig(method="skip-gram", epochs=3, min_count=10, seed=_SEED)
+        sentences, WordVectorConfig(method="skip-gram", epochs=3, min_count=_MIN_COUNT, seed=_SEED)
     )
 
 
@@ -153,11 +161,14 @@ def _change(
     for path in VOCABULARY_TABLES:
         if path in flat:
             flat[path] = rows.apply(flat[path], random)
+    fields: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
     # Longformer and BigBird find the end of a question by this id.
-    ids: dict[str, Any] = {}
-    if hasattr(model.config, "sep_token_id"):
-        ids["sep_token_id"] = tokenizer.sep_id
-    config = dataclasses.replace(model.config, vocab_size=tokenizer.vocab_size, **ids)
+    if (
+        hasattr(model.config, "sep_token_id")
+        and tokenizer.sep_id != require_tokenizer(model).sep_id
+    ):
+        fields["sep_token_id"] = tokenizer.sep_id
+    config = dataclasses.replace(model.config, **fields)
     checked = build_model(ImportedModel(flat, config, tokenizer, model.head), model.path)
     after = dataclasses.replace(model, params=checked.params, config=config, tokenizer=tokenizer)
     return ChangedModel(before=model, after=after, rows=rows)

@@ -152,6 +152,9 @@ def test_focus_trains_static_vectors_of_the_new_tokens(folder, tmp_path, capsys)
     old_table, new_table = (
         m.params["encoder"]["embeddings"]["word_embeddings"]["embedding"] for m in (old, new)
     )
+    words = ("--tokenizer", tmp_path / "tokenizer", "--focus", folder / "text.txt")
+    error = error_of(capsys, "replace", folder / "model", *words, "--output", tmp_path / "b")
+    assert "no token occurs 10 times in the text for FOCUS" in error
     # A mean with positive weights, which is not the row of any single token.
     assert new_table[18].min() >= old_table.min() and new_table[18].max() <= old_table.max()
     assert not (old_table == new_table[18]).all(axis=1).any()
