@@ -4,6 +4,7 @@ BLiMP (Warstadt et al. 2020) has 67 paradigms of 1,000 pairs each, in 12 phenome
 two columns of sentences can be read in the same way.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from bert_jax.apps.sentence_scores.scorer import SentenceScore, SentenceScorer
 from bert_jax.data.finetuning.readers.columns import cell_text, require_columns
 from bert_jax.data.finetuning.readers.tabular_files import read_table
 from bert_jax.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 ALL = "all"
 """The group of all pairs of a file that has no column of groups."""
@@ -75,10 +78,10 @@ def read_pairs(
       limit: the number of pairs that are read from the start of each file; None for all.
 
     Raises:
-      UserError: a file is damaged, has no such column (named), or a sentence is empty or equal to
-        the other one of its pair.
+      UserError: a file is damaged, has no such column (named), or a sentence is empty.
     """
     pairs: list[MinimalPair] = []
+    ties: list[str] = []
     for file in files:
         table = read_table(file)
         require_columns(table, file, columns)
@@ -90,13 +93,19 @@ def read_pairs(
             good = cell_text(row, columns.good, "acceptable sentence")
             bad = cell_text(row, columns.bad, "unacceptable sentence")
             if good == bad:
-                raise UserError(
-                    f"{row.location}: both sentences are {good!r}; expected a minimal pair"
-                )
+                ties.append(row.location)
             group = ALL if group_column is None else cell_text(row, group_column, "group")
             pairs.append(MinimalPair(good, bad, paradigm, group))
     if not pairs:
         raise UserError(f"{', '.join(files)}: no pairs; expected at least one")
+    if ties:
+        # BLiMP itself has seven such pairs, so they are not an error.
+        logger.warning(
+            "%s of %s pairs have two equal sentences and count as half right, the first in %s",
+            f"{len(ties):,}",
+            f"{len(pairs):,}",
+            ties[0],
+        )
     return pairs
 
 

@@ -168,9 +168,6 @@ def test_bad_inputs_are_explained(exported, blimp, tmp_path):
     score = SentenceScorer(load_model(exported))
     with pytest.raises(UserError, match=r"has 27 tokens with special tokens, but .* reads 20"):
         score("the old man " + "mends " * 11)
-    (tmp_path / "same.csv").write_text("sentence_good,sentence_bad\na net,a net\n")
-    with pytest.raises(UserError, match=r"same\.csv, line 2: both sentences are 'a net'"):
-        read_pairs([str(tmp_path / "same.csv")])
     (tmp_path / "empty.csv").write_text("sentence_good,sentence_bad\na net, \n")
     with pytest.raises(UserError, match="line 2: the unacceptable sentence in the column"):
         read_pairs([str(tmp_path / "empty.csv")])
@@ -219,3 +216,18 @@ def test_every_checkpoint_is_scored_once_and_is_in_the_report(blimp, tmp_path, c
     saved = json.loads((run / "minimal_pairs.json").read_text())
     assert [row["step"] for row in saved["checkpoints"]] == [20] and saved["pairs"] == 3
     assert main([*arguments, "--output", "x.json"]) == 2
+
+
+def test_equal_sentences_count_as_half_right(exported, tmp_path, caplog):
+    (tmp_path / "same.csv").write_text("sentence_good,sentence_bad\na net,a net\n")
+    pairs = read_pairs([str(tmp_path / "same.csv")])
+    assert "1 of 1 pairs have two equal sentences" in caplog.text
+    assert "same.csv, line 2" in caplog.text
+    scores = score_pairs(SentenceScorer(load_model(exported)), pairs)
+    assert scores.credits().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("paradigm", ["passive_1", "principle_A_case_2"])
+def test_files_of_blimp_with_equal_sentences_are_read(shared, paradigm):
+    pairs = read_pairs([str(shared / f"blimp/{paradigm}.jsonl.gz")])
+    assert len(pairs) == 1000
