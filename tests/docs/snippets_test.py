@@ -186,7 +186,7 @@ def test_sentence_embeddings_guide(exported):
     for name, columns in (("pairs", ("question", "answer")), ("scored", ("first", "second"))):
         with Path(f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([(*columns, "similarity"), *rows])
-    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 5
+    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 10
     assert (exported.parent / "runs/scored/report.html").is_file()
 
 

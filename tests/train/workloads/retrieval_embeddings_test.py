@@ -73,7 +73,6 @@ def test_splade_learns_and_becomes_sparse(folder, capsys):
     assert json.loads(capsys.readouterr().out)["embedding"] == embed.weights(vectors)[0]
 
 
-@pytest.mark.slow
 def test_static_queries_have_learned_weights(folder):
     assert train(folder, "static", "--loss", "splade", "--static-queries") == 0
     embed = SparseEmbedder(load_encoder(folder / "static"))
