@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -182,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             restart_with_huge_pages()
         else:  # as Ctrl-C: worker processes and temporary files are removed
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            sys.unraisablehook = _interrupt_again
         exit_with_parent()
     try:
         return verb.run(from_namespace(verb.Arguments, parsed)) or 0
@@ -210,6 +212,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Sends an interrupt again that was raised where Python ignores exceptions.
+
+    JAX has a callback of the garbage collector. A signal that arrives while it runs would be lost.
+    """
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
+        return
+    # Later, because an exception in this hook is ignored, too.
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def parse_command(argv: Sequence[str]) -> Any:

@@ -285,6 +285,29 @@ def test_closed_output_pipe_is_no_error():
     assert process.returncode == 1
 
 
+def test_signal_inside_a_callback_of_the_garbage_collector_is_not_lost():
+    code = (
+        "import dataclasses, gc, os, signal, sys, time, types\n"
+        "from bert_jax import __main__ as cli\n"
+        "Arguments = dataclasses.make_dataclass('Arguments', [])\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def callback(phase, info):\n"
+        "    gc.callbacks.remove(callback)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(1)\n"
+        "def run(args):\n"
+        "    gc.callbacks.append(callback)\n"
+        "    gc.collect()\n"
+        "    print('still running', flush=True)\n"
+        "    time.sleep(60)\n"
+        "cli.VERBS = {'wait': types.SimpleNamespace("
+        "HELP='', EPILOG='', Arguments=Arguments, run=run)}\n"
+        "sys.argv = ['bert-jax', 'wait']\nraise SystemExit(cli.main())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_verb_in_order(number):
     code = (
