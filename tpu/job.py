@@ -54,7 +54,7 @@ DATA_REFERENCE = re.compile(r"@data/([A-Za-z0-9._-]+)((?:/[A-Za-z0-9._-]+)*)")
 Capacity = Literal["spot", "on-demand", "reserved"]
 CAPACITIES: tuple[Capacity, ...] = ("spot", "on-demand", "reserved")
 
-_VERBS = ("pretrain", "finetune", "glue")
+_VERBS = ("pretrain", "finetune", "glue", "verify")
 _FLAGS_OF_HOSTS = ("--run", "--checkpoints", "--output", "--num-shards", "--shard")
 _RUN_ID = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

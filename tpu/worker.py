@@ -228,7 +228,8 @@ class _Worker:
         # BERT_TPU_MOUNT: a folder below which buckets are mounted; the trainer then needs no gcsfs.
         if mount := os.environ.get("BERT_TPU_MOUNT"):
             checkpoints = f"{mount}/{checkpoints.removeprefix('gs://')}"
-        flags = ("--run", "run", "--checkpoints", checkpoints)
+        output = "--output" if self._job.arguments[0] == "verify" else "--run"
+        flags = (output, "run", "--checkpoints", checkpoints)
         return [self._python, "-m", "bert_jax", *self._arguments(), *flags]
 
     def _pod_variables(self) -> dict[str, str]:

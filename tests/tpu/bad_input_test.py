@@ -90,7 +90,7 @@ def test_invalid_flags_are_reported_in_one_line(
         (("--",), "found nothing"),
         (
             ("--", "python", "train.py"),
-            "start with one of pretrain, finetune, glue; found 'python'",
+            "start with one of pretrain, finetune, glue, verify; found 'python'",
         ),
         (("--", "pretrain", "c.py", "--run", "x"), "--run is set by the hosts; omit it"),
         (("--", "glue", "--shard=3"), "--shard is set by the hosts; omit it"),

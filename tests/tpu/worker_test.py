@@ -112,6 +112,12 @@ def test_all_hosts_train_together(pod: Pod):
     assert "corpus=data/wiki/train" in pod.log(0)
 
 
+def test_verify_writes_to_the_run_folder(pod: Pod):
+    assert pod.run(0, "--", "verify", "say=HOME") == 0
+    assert "verify say=HOME --output run --checkpoints " in pod.log(0)
+    assert pod.cloud.object("run/table.md").exists()  # what the stub writes to --output
+
+
 def test_run_folder_of_an_earlier_attempt_is_fetched(pod: Pod):
     for name in ("run/metrics.jsonl", "run/checkpoints/7/data"):
         pod.cloud.object(name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Defines what a check is, and runs checks one after another on all processes.
+"""Defines what a check is, and runs one on all processes.
 
 A check measures one number, which must not be above its limit: a difference from a reference, a
 count of wrong elements, or a ratio. So every result has a measured value next to its tolerance.
@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -115,15 +115,15 @@ class Check:
     Attributes:
       describe: what is compared on a target, as a phrase; raises `Skipped`.
       unit: what the measured value is.
-      limit: the largest value that passes on a target; None if any value passes.
       measure: runs the check; raises `Skipped`.
+      limit: the largest value that passes on a target; None if any value passes.
     """
 
     name: str
     describe: Callable[[Target], str]
     unit: str
-    limit: Callable[[Target], float | None]
     measure: Callable[[Context], Measured]
+    limit: Callable[[Target], float | None] = lambda target: 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,32 +141,22 @@ class Result:
     numbers: dict[str, float | None] = field(default_factory=dict)
 
 
-def run_checks(checks: Sequence[Check], context: Context) -> Iterator[Result]:
-    """Runs the checks in order; yields each result, which is the worst one of all processes."""
-    package_logger = logging.getLogger("bert_jax")
-    level = package_logger.level
-    for check in checks:
-        package_logger.setLevel(logging.ERROR)  # a training run would log each of its steps
-        try:
-            result = run_check(check, context)
-        finally:
-            package_logger.setLevel(level)
-        yield result
-
-
 def run_check(check: Check, context: Context) -> Result:
-    """Runs one check. An error of it is a failure, so that the other checks still run."""
+    """Runs one check, whose status is the worst one of all processes.
+
+    An error of it is a failure, so that the other checks still run.
+    """
     start, limit = time.monotonic(), check.limit(context.target)
     result = Result(name=check.name, status="fail", unit=check.unit, limit=limit)
     try:
         result = dataclasses.replace(result, description=check.describe(context.target))
         measured = check.measure(context)
-        # A NaN is not at most the limit.
-        is_within = math.isfinite(measured.value) and (limit is None or measured.value <= limit)
+        is_finite = math.isfinite(measured.value)
+        is_within = is_finite and (limit is None or measured.value <= limit)
         result = dataclasses.replace(
             result,
             status="pass" if is_within else "fail",
-            value=measured.value,
+            value=measured.value if is_finite else None,  # JSON has no NaN
             detail=measured.detail,
             numbers=measured.numbers,
         )

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from bert_jax.config.flags import check_needs, flag, switch
 
-logger = logging.getLogger(__name__)
-
 HELP = "check kernels, training, resuming, sharding and speed on the devices of this machine"
 
 EPILOG = """examples:
@@ -46,40 +44,36 @@ class Arguments:
 
 def run(args: Arguments) -> int:
     """Runs or lists the checks; returns 0 if none failed, else 1."""
-    if args.slice is not None:
-        from bert_jax.parallel.tpu_slices import find_slice
-
-        tpu_slice = find_slice(args.slice)
-        import jax
-
-        jax.config.update("jax_platforms", "cpu")  # listing must not occupy a TPU of this machine
-        from bert_jax.apps.verify.checks import Target
-        from bert_jax.apps.verify.verify import list_checks
-
-        print("\n".join(list_checks(Target.of_slice(tpu_slice))))
-        return 0
-
-    from bert_jax.io.atomic_io import check_writable
-    from bert_jax.parallel.processes import config_from_environment, initialize
-
-    if not args.dry_run:
-        check_writable(Path(args.output), is_folder=True)
-    initialize(config_from_environment())
     import jax
 
     from bert_jax.apps.verify.checks import Result, Target
     from bert_jax.apps.verify.verify import format_result, list_checks, summarize, verify
+    from bert_jax.io.atomic_io import check_writable
+    from bert_jax.parallel.processes import config_from_environment, initialize
+    from bert_jax.parallel.tpu_slices import find_slice
 
+    if args.slice is not None:
+        tpu_slice = find_slice(args.slice)
+        jax.config.update("jax_platforms", "cpu")  # listing must not occupy a TPU of this machine
+        print("\n".join(list_checks(Target.of_slice(tpu_slice))))
+        return 0
+    initialize(config_from_environment())
     if args.dry_run:
         print("\n".join(list_checks(Target.of_this_machine())))
         return 0
+    check_writable(Path(args.output), is_folder=True)
 
     def print_result(result: Result) -> None:
         if jax.process_index() == 0:
             print(format_result(result), flush=True)
 
-    report = verify(Path(args.output), checkpoint_dir=args.checkpoints, on_result=print_result)
+    package_logger = logging.getLogger("bert_jax")
+    level = package_logger.level
+    package_logger.setLevel(logging.ERROR)  # a training would log what a user of it should know
+    try:
+        report = verify(Path(args.output), checkpoint_dir=args.checkpoints, on_result=print_result)
+    finally:
+        package_logger.setLevel(level)
     if jax.process_index() == 0:
-        print(summarize(report))
-        logger.info("report: %s", Path(args.output) / "verify.html")
+        print(f"{summarize(report)}\nreport: {Path(args.output) / 'verify.html'}")
     return 0 if report["status"] == "pass" else 1

@@ -105,8 +105,8 @@ def _describe_step(target: Target) -> str:
         low, high = plan.phases[0].step.bounds
         return f"{text}, against plan's {1000 * low:.1f} to {1000 * high:.1f} ms"
     if target.platform == "cpu":
-        return f"{text}, against its FLOPs at the rate of one large matrix product"
-    return f"{text}, against its FLOPs at {DEFAULT_MFU:.0%} of the peak, as plan assumes"
+        return f"{text}, against its FLOPs at the rate of a large product"
+    return f"{text}, against its FLOPs at the MFU of {DEFAULT_MFU} that plan assumes"
 
 
 def _describe_memory(target: Target) -> str:
@@ -117,27 +117,22 @@ def _describe_memory(target: Target) -> str:
 
 
 def _timed_step(context: Context) -> TimedStep:
-    if "timed step" not in context.shared:
-        context.shared["timed step"] = _time_step(context.target)
-    return context.shared["timed step"]
-
-
-def _time_step(target: Target) -> TimedStep:
+    if "timed step" in context.shared:
+        return context.shared["timed step"]
+    target = context.target
     (experiment, inputs), steps = timed_experiment(target), _STEPS_PER_BLOCK[target.platform]
     phase, mesh = inputs.phase, sharding.make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
         setup = TrainSetup.from_experiment(experiment, mesh)
         compiled = setup.lower_step(phase, inputs.fields, phase.sizes).compile()
-        local = pretraining_batch(
-            batch_size=phase.batch_size // jax.process_count(),
+        random = pretraining_batch(
+            batch_size=phase.batch_size,
             seq_length=phase.seq_length,
             max_predictions_per_seq=phase.max_predictions_per_seq,
             vocab_size=_VOCAB_SIZE,
-            seed=jax.process_index(),
         )
-        batch = sharding.put_batch(
-            {name: local[name] for name in inputs.fields}, sharding.batch_sharding(mesh)
-        )
+        fields = {name: random[name] for name in inputs.fields}
+        batch = sharding.put_global_batch(fields, sharding.batch_sharding(mesh))
         state, seed, seconds = initialize_or_load(setup), setup.put_seed(), []
         for _ in range(_BLOCKS + 1):
             start = time.perf_counter()
@@ -148,12 +143,13 @@ def _time_step(target: Target) -> TimedStep:
     memory: Any = compiled.memory_analysis()
     arguments = memory.argument_size_in_bytes
     peak = arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return TimedStep(
+    context.shared["timed step"] = TimedStep(
         seconds=statistics.median(seconds[1:]),
         sequences=phase.batch_size,
         argument_bytes=arguments,
         peak_bytes=peak + memory.temp_size_in_bytes,
     )
+    return context.shared["timed step"]
 
 
 def _measure_step(context: Context) -> Measured:
@@ -161,33 +157,22 @@ def _measure_step(context: Context) -> Measured:
     experiment, inputs = timed_experiment(target)
     flops = step_flops(experiment.objective, inputs.phase)
     peak, plan = peak_flops(jax.devices()), plan_of(target)
-    estimate, text = None, ""
     if plan is not None:
-        low, estimate = plan.phases[0].step.bounds
-        text = f"; plan: {1000 * low:.1f} to {1000 * estimate:.1f} ms at MFU {plan.mfu:.2f}"
+        estimate = plan.phases[0].step.no_overlap
     elif peak is not None:
         estimate = flops / (DEFAULT_MFU * peak)
-        text = f"; {1000 * estimate:.1f} ms at MFU {DEFAULT_MFU:.2f}"
     elif target.platform == "cpu":
-        product = _product_flops()
-        estimate = flops / product
-        text = f"; {1000 * estimate:.1f} ms at the {product / 1e9:,.0f} GFLOP/s of a product"
+        estimate = flops / _product_flops()
     else:
         raise Skipped(f"the peak FLOP/s of {target.device_kind} are not known")
     mfu = None if peak is None else flops / (step.seconds * peak)
     tokens = step.sequences * inputs.phase.seq_length / step.seconds
     return Measured(
         value=step.seconds / estimate,
-        detail=f"{1000 * step.seconds:.1f} ms, {tokens:,.0f} tokens/s"
-        + (f", MFU {mfu:.3f}" if mfu is not None else "")
-        + text,
-        numbers={
-            "step_seconds": step.seconds,
-            "estimated_seconds": estimate,
-            "tokens_per_second": tokens,
-            "model_flops": flops,
-            "mfu": mfu,
-        },
+        detail=f"{1000 * step.seconds:.1f} ms, estimate {1000 * estimate:.1f} ms, "
+        f"{tokens:,.0f} tokens/s, {flops / step.seconds / 1e9:,.0f} GFLOP/s"
+        + (f", MFU {mfu:.3f}" if mfu is not None else ""),
+        numbers={"step_seconds": step.seconds, "tokens_per_second": tokens, "mfu": mfu},
     )
 
 
@@ -222,11 +207,7 @@ def _measure_memory(context: Context) -> Measured:
         detail=f"{found / 2**20:,.1f} MiB, plan {expected / 2**20:,.1f} MiB; peak of the compiled "
         f"step {step.peak_bytes / 2**20:,.1f} MiB"
         + (f", of the device {in_use / 2**20:,.1f} MiB" if in_use else ""),
-        numbers={
-            "compiled_peak_bytes": step.peak_bytes,
-            "estimated_bytes": expected,
-            "device_peak_bytes": in_use,
-        },
+        numbers={"compiled_peak_bytes": step.peak_bytes, "device_peak_bytes": in_use},
     )
 
 
@@ -242,5 +223,4 @@ def _measure_loader(context: Context) -> Measured:
     return Measured(
         value=trained / loaded,
         detail=f"{loaded:,.0f} sequences/s loaded, {trained:,.0f} sequences/s trained",
-        numbers={"loaded_per_second": loaded, "trained_per_second": trained},
     )

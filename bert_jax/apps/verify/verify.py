@@ -30,7 +30,7 @@ from bert_jax.apps.verify.checks import (
     Result,
     Skipped,
     Target,
-    run_checks,
+    run_check,
 )
 from bert_jax.apps.verify.kernels import dropout_checks, kernel_checks
 from bert_jax.apps.verify.sharded_steps import sharding_check
@@ -88,9 +88,9 @@ def verify(
         )
         remove_checkpoints(context)
         with persistent_compilation_cache(context.folder):  # the two trainings share programs
-            for result in run_checks(all_checks(), context):
-                results.append(result)
-                on_result(result)
+            for check in all_checks():
+                results.append(run_check(check, context))
+                on_result(results[-1])
     failed = any(result.status == "fail" for result in results)
     report = {
         "status": "fail" if failed else "pass",
@@ -112,30 +112,29 @@ def verify(
 def make_page(report: dict[str, Any]) -> str:
     """Returns the page of a report: its status, one row for each check, devices and versions."""
     rows = (
-        (check["name"], check["status"], *_columns(check), f"{check['seconds']:.1f}")
+        (
+            check["name"],
+            check["status"],
+            "" if check["value"] is None else f"{check['value']:.3g} {check['unit']}",
+            "" if check["limit"] is None else f"{check['limit']:g}",
+            f"{check['description']}. {check['detail']}".strip(" ."),
+            f"{check['seconds']:.1f}",
+        )
         for check in sorted(report["checks"], key=lambda check: -STATUSES.index(check["status"]))
     )
     header = ("check", "result", "measured", "at most", "what", "seconds")
     status = "open" if report["status"] == "fail" else ""
     devices = report["devices"]
-    title = f"Verification on {devices['devices']} x {devices['device_kind']}"
+    title = (
+        f"Verification on {devices['devices']} x {devices['device_kind']}, {devices['host_cpu']}"
+    )
     body = [
         f'<h1>{escape(title)}</h1><p class="status {status}">{escape(summarize(report))}</p>',
         section("Checks", table(header, rows, numeric=False)),
-        card(key_value_table(devices | report["system"], ("", "")), title="Devices"),
-        card(key_value_table(report["versions"], ("", "")), title="Versions"),
+        card(key_value_table(devices | report["system"], ("name", "value")), title="Devices"),
+        card(key_value_table(report["versions"], ("package", "version")), title="Versions"),
     ]
     return html_page(f"bert_jax: {title}", "".join(body))
-
-
-def _columns(check: dict[str, Any]) -> tuple[str, str, str]:
-    value, limit = check["value"], check["limit"]
-    what = f"{check['description']}. {check['detail']}".strip(" .")
-    return (
-        "" if value is None else f"{value:.3g} {check['unit']}",
-        "" if limit is None else f"{limit:g}",
-        what,
-    )
 
 
 def summarize(report: dict[str, Any]) -> str:
@@ -151,12 +150,9 @@ def summarize(report: dict[str, Any]) -> str:
 
 def format_result(result: Result) -> str:
     """Formats a result as one line."""
-    if result.value is None:
-        text = result.detail
-    else:
-        limit = "" if result.limit is None else f" (at most {result.limit:g})"
-        text = f"{result.value:.3g} {result.unit}{limit}"
-        text += f"; {result.detail}" if result.detail else ""
+    limit = "" if result.limit is None else f" (at most {result.limit:g})"
+    measured = "" if result.value is None else f"{result.value:.3g} {result.unit}{limit}"
+    text = "; ".join(filter(None, (measured, result.detail)))
     return f"{result.status:<8} {result.name:<42} {result.seconds:5.1f} s  {text}"
 
 

@@ -57,7 +57,7 @@ def test_all_checks_run_end_to_end(tmp_path, monkeypatch):
     # One mesh with all axes: each mesh is compiled for seconds.
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     monkeypatch.setattr(
-        sharded_steps, "meshes", lambda devices: {"data 2 x fsdp 2 x tensor 2": mesh}
+        sharded_steps, "meshes", lambda devices, simulated: {"data 2 x fsdp 2 x tensor 2": mesh}
     )
     lines: list[str] = []
     report = verify(
@@ -76,7 +76,7 @@ def test_all_checks_run_end_to_end(tmp_path, monkeypatch):
 def test_broken_kernel_is_found(tmp_path, monkeypatch):
     """Plants a kernel that ignores the mask; the operations that training runs here are right."""
     monkeypatch.setattr(pallas_attention, "_mask_bias", lambda q, kv: jnp.float32(0))
-    names = ("attention kernel, float32, padded", "attention as trained, float32")
+    names = ("attention kernel, padded, float32", "attention as trained, float32")
     found = run_named(context_in(tmp_path), *names)
     assert statuses(found) == {names[0]: "fail", names[1]: "pass"}
     assert (found[names[0]].value or 0) > 0.01
@@ -140,6 +140,35 @@ def test_wrong_loss_is_found(first_training, monkeypatch):
     assert found.status == "fail" and "after update 5: 4.9500, known 5.0388" in found.detail
 
 
+@pytest.mark.slow
+def test_simulated_devices_agree_with_one_device(tmp_path):
+    target = dataclasses.replace(Target.of_this_machine(), devices=1)  # as on a machine with one
+    context = dataclasses.replace(context_in(tmp_path), target=target)
+    result = run_check(sharded_steps.sharding_check(), context)
+    assert result.status == "pass" and list(result.numbers) == ["fsdp 2 x tensor 2"], result
+
+
+@pytest.mark.slow
+def test_examples_on_the_wrong_devices_are_found(tmp_path, monkeypatch):
+    put = sharded_steps.sharding.put_global_batch
+
+    def repeat_first_half(batch, sharding):
+        half = len(batch["input_ids"]) // 2
+        is_split = sharding.mesh.size > 1
+        return put(
+            {
+                k: np.tile(v[:half], (2, *[1] * (v.ndim - 1))) if is_split else v
+                for k, v in batch.items()
+            },
+            sharding,
+        )
+
+    monkeypatch.setattr(sharded_steps.sharding, "put_global_batch", repeat_first_half)
+    monkeypatch.setattr(sharded_steps, "meshes", lambda devices, simulated: {"data": MeshConfig()})
+    result = run_check(sharded_steps.sharding_check(), context_in(tmp_path))
+    assert result.status == "fail" and (result.value or 0) > 1e-3, result
+
+
 def check_that(measure) -> Check:
     return Check(name="a", describe=lambda _: "b", unit="c", limit=lambda _: 1.0, measure=measure)
 
@@ -165,12 +194,12 @@ def test_nan_is_not_within_the_limit():
 
 def test_exit_code_and_named_check(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pallas_attention, "_mask_bias", lambda q, kv: jnp.float32(0))
-    checks = [check for check in kernel_checks() if "float32, padded" in check.name]
+    checks = [check for check in kernel_checks() if "padded, float32" in check.name]
     monkeypatch.setattr("bert_jax.apps.verify.verify.all_checks", lambda: checks)
     assert main(["verify", "--output", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("fail     attention kernel, float32, padded")
-    assert "failed: attention kernel, float32, padded;" in printed[-1]
+    assert printed[0].startswith("fail     attention kernel, padded, float32")
+    assert "failed: attention kernel, padded, float32;" in printed[-2]
     assert json.loads((tmp_path / "out/verify.json").read_text())["status"] == "fail"
 
 
