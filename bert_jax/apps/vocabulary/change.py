@@ -22,14 +22,17 @@ from bert_jax.export.export import export
 from bert_jax.export.sentence_encoder import export_sentence_encoder
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.params import paths
+from bert_jax.pretrained.embedding_model import (
+    embedding_kind,
+    is_sentence_encoder,
+    sentence_model_of,
+)
 from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.pretrained.load import (
     LoadedModel,
     build_model,
-    is_sentence_encoder,
     require_no_adapter,
     require_tokenizer,
-    sentence_model_of,
 )
 from bert_jax.pretrained.seq2seq import is_seq2seq
 from bert_jax.text.tokenizer import Tokenizer
@@ -58,8 +61,8 @@ def load_for_vocabulary(path: str | Path) -> LoadedModel:
     """Reads a model whose vocabulary can be changed.
 
     Raises:
-      UserError: it is T5 or BART, has no tokenizer, has an adapter that cannot be merged, or cannot
-        be read.
+      UserError: it is T5, BART, a sparse or multi-vector model, has no tokenizer, has an adapter
+        that cannot be merged, or cannot be read.
     """
     if is_seq2seq(path):
         raise UserError(
@@ -68,6 +71,11 @@ def load_for_vocabulary(path: str | Path) -> LoadedModel:
     model = load_model_or_tf1(path)
     require_no_adapter(model, "get another vocabulary")
     require_tokenizer(model)
+    if (kind := embedding_kind(model)) != "dense":
+        raise UserError(
+            f"{path} is a {kind.replace('_', '-')} model, whose vocabulary cannot be changed; "
+            "change that of the encoder before it is trained"
+        )
     return model
 
 

@@ -11,6 +11,7 @@ from bert_jax.__main__ import main
 from bert_jax.apps.sentence_scores.scorer import SentenceScorer
 from bert_jax.apps.testing.models import WORDS, small_model, word_tokenizer
 from bert_jax.apps.testing.text_corpus import topic_words
+from bert_jax.apps.vocabulary import change
 from bert_jax.apps.vocabulary.change import add_words_to_model, replace_tokenizer
 from bert_jax.apps.vocabulary.compare import compare_models
 from bert_jax.config.text import TokenizerTrainingConfig
@@ -21,7 +22,8 @@ from bert_jax.export.seq2seq import export_seq2seq
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.params import paths
-from bert_jax.pretrained.load import load_encoder, load_sentence_model
+from bert_jax.pretrained.embedding_model import load_sentence_model
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.learn import train_tokenizer
 
@@ -168,6 +170,15 @@ def test_sentence_encoders_remain_sentence_encoders(folder, tmp_path):
     reloaded = load_sentence_model(tmp_path / "new")
     assert reloaded.is_trained and reloaded.model.config.vocab_size == 20
     assert reloaded.config == load_sentence_model(tmp_path / "sentences").config
+
+
+def test_sparse_models_are_refused(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(change, "embedding_kind", lambda model: "sparse")
+    words = (folder / "model", folder / "words.txt", "--output", tmp_path / "new")
+    assert "is a sparse model, whose vocabulary cannot be changed" in error_of(
+        capsys, "add", *words
+    )
+    assert not (tmp_path / "new").exists()
 
 
 def test_models_that_cannot_be_changed(folder, tmp_path, capsys):
