@@ -15,7 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.errors import ConfigError, did_you_mean
 
@@ -113,13 +113,17 @@ def _from_json_dataclass(cls: Any, data: Any, path: str) -> Any:
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
-    """Returns `config` with each "a.b.c=value" applied; values are JSON, or bare words for strings.
+    """Returns `config` with all "a.b.c=value" applied; values are JSON, or bare words for strings.
+
+    Fields of one config change together, so that those that depend on each other can be in any
+    order. A value for "a" is set before values for "a.b".
 
     Raises:
       ConfigError: a field does not exist (the message names the nearest one), is given twice, or a
         value has the wrong type.
     """
     seen: dict[str, str] = {}
+    changes: list[_Change] = []
     for assignment in assignments:
         path, separator, text = assignment.partition("=")
         if not separator:
@@ -130,8 +134,8 @@ def override(config: T, assignments: Sequence[str]) -> T:
         except json.JSONDecodeError:
             # Bare words are strings, so that a shell needs no quotes inside quotes.
             value = text
-        config = _replace(config, type(config), path.split("."), value, path)
-    return config
+        changes.append(_Change(path.split("."), value, path))
+    return _replace(config, type(config), changes)
 
 
 def check_given_once(flag: str, name: str, value: str, seen: dict[str, str]) -> None:
@@ -143,25 +147,45 @@ def check_given_once(flag: str, name: str, value: str, seen: dict[str, str]) -> 
     seen[name] = value
 
 
-def _replace(config: Any, annotation: Any, keys: list[str], value: Any, path: str) -> Any:
-    if not keys:
-        return from_json(annotation, value, path)
-    key, rest = keys[0], keys[1:]
+class _Change(NamedTuple):
+    """Holds a value for the field that `keys` lead to, and the whole path for messages."""
+
+    keys: list[str]
+    value: Any
+    path: str
+
+
+def _replace(config: Any, annotation: Any, changes: Sequence[_Change]) -> Any:
+    """Returns a value of a config with changes of it and of what is inside."""
+    for change in changes:
+        if not change.keys:
+            config = from_json(annotation, change.value, change.path)
+    by_key: dict[str, list[_Change]] = {}
+    for change in changes:
+        if change.keys:
+            key, *rest = change.keys
+            by_key.setdefault(key, []).append(change._replace(keys=rest))
+    if not by_key:
+        return config
     if isinstance(config, tuple):
-        if not key.isdigit() or int(key) >= len(config):
-            raise ConfigError(f"{path}: {key!r} is not an index below {len(config)}")
         members = (annotation, *typing.get_args(annotation))  # it may be a union with None
         (item,) = (typing.get_args(m)[0] for m in members if typing.get_origin(m) is tuple)
         items = list(config)
-        items[int(key)] = _replace(items[int(key)], item, rest, value, path)
+        for key, inside in by_key.items():
+            if not key.isdigit() or int(key) >= len(items):
+                raise ConfigError(f"{inside[0].path}: {key!r} is not an index below {len(items)}")
+            items[int(key)] = _replace(items[int(key)], item, inside)
         return tuple(items)
-    if not dataclasses.is_dataclass(config):
-        raise ConfigError(f"{path}: {key!r} is beyond the last field; this is a plain value")
-    hints = _hints(type(config))
-    if key not in hints:
-        raise unknown_field(path, key, hints)
-    new = _replace(getattr(config, key), hints[key], rest, value, path)
-    return dataclasses.replace(typing.cast(Any, config), **{key: new})
+    new: dict[str, Any] = {}
+    for key, inside in by_key.items():
+        path = inside[0].path
+        if not dataclasses.is_dataclass(config):
+            raise ConfigError(f"{path}: {key!r} is beyond the last field; this is a plain value")
+        hints = _hints(type(config))
+        if key not in hints:
+            raise unknown_field(path, key, hints)
+        new[key] = _replace(getattr(config, key), hints[key], inside)
+    return dataclasses.replace(typing.cast(Any, config), **new)
 
 
 def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str]) -> ConfigError:

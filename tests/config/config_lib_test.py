@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from bert_jax.config import config_lib
-from bert_jax.config.data import PackedSegments, PretrainingData, SingleSegment
+from bert_jax.config.data import Masking, PackedSegments, PretrainingData, SingleSegment
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import CausalLM, Pretraining
 from bert_jax.config.train import Lamb, Phase, TrainConfig, WarmupLinear
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.modernbert.config import ModernBertConfig
 
 
 def experiment() -> Experiment:
@@ -45,6 +46,38 @@ def test_override_keeps_the_type_of_the_objective():
         experiment(), objective=CausalLM(model=BertConfig.from_size("tiny", vocab_size=9))
     )
     assert config_lib.from_json(Experiment, config_lib.to_json(original)) == original
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_override_changes_dependent_fields_together(order):
+    masking = ["data.masking.mask_replace_prob=1", "data.masking.random_replace_prob=0"]
+    changes = [
+        *masking,
+        "objective.model.positions.max_position_embeddings=64",
+        "objective.model.positions=LearnedPositions",
+        "train.phases.0.steps=20",
+        "train.phases.0.batch_size=4",
+    ]
+    original = dataclasses.replace(experiment(), data=PretrainingData(corpus="data"))
+    changed = config_lib.override(original, changes[::order])
+    assert isinstance(changed.data, PretrainingData)
+    assert isinstance(changed.data.masking, Masking)
+    assert changed.data.masking.mask_replace_prob == 1.0
+    assert changed.data.masking.random_replace_prob == 0.0
+    (phase,) = changed.train.phases
+    assert (phase.steps, phase.batch_size) == (20, 4)
+    with pytest.raises(ConfigError, match="sum of at most 1"):
+        config_lib.override(original, masking[:1])
+    assert isinstance(changed.objective, Pretraining)
+    assert changed.objective.model.positions.max_length == 64
+
+
+def test_layers_of_modernbert_can_be_changed():
+    model = ModernBertConfig(vocab_size=100)
+    with pytest.raises(ConfigError, match=r"set model.layer_types to \[\] for full attention"):
+        config_lib.override(model, ["num_hidden_layers=4"])
+    changed = config_lib.override(model, ["num_hidden_layers=4", "layer_types=[]"])
+    assert len(changed.layer_types) == 4
 
 
 def test_override_sets_nested_fields_and_types():

@@ -98,7 +98,8 @@ class ModernBertConfig(TransformerConfig):
         if len(self.layer_types) != self.num_hidden_layers:
             raise ConfigError(
                 f"model.layer_types has {len(self.layer_types)} layers, expected "
-                f"model.num_hidden_layers, which is {self.num_hidden_layers}"
+                f"model.num_hidden_layers, which is {self.num_hidden_layers}; set "
+                "model.layer_types to [] for full attention in every third layer"
             )
         check_rotary_heads(self)
         check_dropout("model.attention_output_dropout", self.attention_output_dropout)
