@@ -10,11 +10,12 @@ from bert_jax.config.data import (
     FineTuningData,
     MaskingConfig,
     MultiTaskData,
+    PairFormat,
     PretrainingData,
 )
 from bert_jax.config.distillation import TEACHER_PARAMS
 from bert_jax.config.labeled_data import TextToTextData
-from bert_jax.config.objectives import FineTuning, MultiTask, ObjectiveConfig
+from bert_jax.config.objectives import FineTuning, MultiTask, ObjectiveConfig, Pretraining
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.train import LabeledEval, MeshConfig, TrainConfig
 from bert_jax.errors import ConfigError, check_range
@@ -56,6 +57,27 @@ class Experiment:
         self._check_method()
         self._check_calibration()
         self._check_masking_rates()
+        self._check_causal_phases()
+
+    def _check_causal_phases(self) -> None:
+        """Raises ConfigError if a phase of causal LM does not fit the objective or the data."""
+        objective, input_format = self.objective, getattr(self.data, "input_format", None)
+        is_masked_lm = isinstance(objective, Pretraining) and objective.is_masked_lm_alone
+        for index, phase in enumerate(self.train.phases):
+            if not phase.causal_lm:
+                continue
+            if not is_masked_lm:
+                raise ConfigError(
+                    f"train.phases.{index}.causal_lm is true, but objective is "
+                    f"{type(objective).__name__} with other losses than masked LM; expected "
+                    "Pretraining with nsp_weight, sop_weight and sbo_weight 0 and no distillation"
+                )
+            if isinstance(input_format, PairFormat):
+                raise ConfigError(
+                    f"train.phases.{index}.causal_lm is true, but data.input_format is "
+                    f"{type(input_format).__name__}, whose pairs are not consecutive text; "
+                    "expected SingleSegment, PackedSegments, FullSentences or DocSentences"
+                )
 
     def _check_masking_rates(self) -> None:
         """Raises ConfigError if a phase has a masking rate and the data have no masks."""

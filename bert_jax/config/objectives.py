@@ -15,7 +15,7 @@ from bert_jax.config.distillation import (
     Teacher,
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
-from bert_jax.config.train import ObjectiveBase, TrainConfig
+from bert_jax.config.train import ObjectiveBase, Phase, TrainConfig
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.models.config import check_token_id
@@ -72,6 +72,12 @@ class Pretraining(ObjectiveBase):
         return None if self.distillation is None else self.distillation.teacher
 
     @property
+    def is_masked_lm_alone(self) -> bool:
+        """Returns whether masked LM is the only loss."""
+        others = self.nsp_weight + self.sop_weight + self.sbo_weight
+        return bool(self.mlm_weight) and not others and self.distillation is None
+
+    @property
     def loss_weights(self) -> dict[str, float]:
         """Returns the weight of each loss by its name."""
         return {
@@ -100,6 +106,13 @@ class CausalLM(ObjectiveBase):
 
     model: EncoderConfig  # the encoder to pretrain
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
+
+
+def objective_of_phase(objective: "ObjectiveConfig", phase: Phase) -> "ObjectiveConfig":
+    """Returns what is minimized in a phase of a run with an objective."""
+    if isinstance(objective, Pretraining) and phase.causal_lm:
+        return CausalLM(model=objective.model, compute=objective.compute)
+    return objective
 
 
 @dataclass(frozen=True, kw_only=True)

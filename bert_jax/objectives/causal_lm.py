@@ -1,6 +1,7 @@
-"""Computes the loss of the left-to-right ablation of BERT: causal mask, next token.
+"""Computes the loss of causal LM: causal mask, next token.
 
-Devlin et al. 2019, section 5.1.
+It is the left-to-right ablation of BERT (Devlin et al. 2019, section 5.1), and a phase of
+pretraining before masked LM (Gisserot-Boukhlef et al. 2025).
 """
 
 import jax
@@ -9,25 +10,28 @@ import jax.numpy as jnp
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.config.objectives import CausalLM
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction, weighted_mean
-from bert_jax.models.model import build_network
+from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective, masked_lm_flops
-from bert_jax.params.functional import Params
+from bert_jax.params.functional import Network, Params
 
 
 class CausalLMObjective(Objective):
     """Implements the `Objective` of a `CausalLM` config.
 
     Attributes:
-      network: the encoder with the LM head, which reads every position.
+      network: the encoder with the LM head, which reads every position; in a phase of a run with
+        masked LM, the network of that run, whose other heads are not computed.
     """
 
     shown_metrics = ("lm_loss", "lm_accuracy", "loss")
 
     makes_encoder = False
 
-    def __init__(self, config: CausalLM):
+    def __init__(self, config: CausalLM, network: Network[EncoderWithHeads] | None = None):
         self.config = config
-        self.network = build_network(config.model, ("masked_lm",), compute=config.compute)
+        self.network = network or build_network(
+            config.model, ("masked_lm",), compute=config.compute
+        )
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the encoder: the labels are the tokens themselves."""

@@ -1,6 +1,6 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
-from bert_jax.config.objectives import ObjectiveConfig
+from bert_jax.config.objectives import ObjectiveConfig, objective_of_phase
 from bert_jax.config.train import Phase
 from bert_jax.config.tuning import FullTuning, TuningConfig
 from bert_jax.models.adapters.config import PrefixTuning, PromptTuning
@@ -24,7 +24,7 @@ def step_flops(
     A teacher's forward pass is counted. Task heads (under 0.1 %) are not: 0 for `"cached"`.
 
     Args:
-      objective: the objective, or its config.
+      objective: the objective of the phase, or the config of the run's.
       phase: gives the batch size, and the sequence length if `seq_length` is None.
       seq_length: sequence length of the batch.
       num_choices: sequences for each example; more than 1 for multiple choice only.
@@ -36,7 +36,7 @@ def step_flops(
     if tuning.features == "cached":
         return 0.0
     if not isinstance(objective, Objective):
-        objective = make_objective(objective)
+        objective = make_objective(objective_of_phase(objective, phase))
     length, method = seq_length or phase.seq_length, tuning.method
     sizes = BatchSizes(
         examples=phase.batch_size,

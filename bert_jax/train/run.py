@@ -126,7 +126,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         for index, steps, position in remaining_phases(train.phases, start.step, start.position):
             if history.should_stop_early(train.checkpoints):
                 break
-            phase, fields = train.phases[index], workload.batch_fields(objective)
+            phase = train.phases[index]
+            fields = workload.batch_fields(setup.objective_of(phase))
             with contextlib.ExitStack() as phase_stack:
                 with meter.paused():
                     evaluator = workload.evaluator(objective, index, mesh)
@@ -251,7 +252,7 @@ def _compile_phase(
         sequences_per_batch=phase.batch_size * num_choices,
         step_flops=functools.partial(
             step_flops,
-            setup.objective,
+            setup.objective_of(phase),
             phase,
             num_choices=num_choices,
             tuning=train.tuning,

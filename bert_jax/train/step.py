@@ -16,9 +16,11 @@ import optax
 from bert_jax import batch as batch_lib
 from bert_jax.config.distillation import TEACHER_PARAMS
 from bert_jax.config.experiment import Experiment
+from bert_jax.config.objectives import CausalLM, objective_of_phase
 from bert_jax.config.train import Phase
 from bert_jax.config.tuning import WHOLE_ENCODER, TuningConfig
 from bert_jax.objectives.base import Batch, LossOutput, Objective
+from bert_jax.objectives.causal_lm import CausalLMObjective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
@@ -222,6 +224,13 @@ class TrainSetup:
             abstract=abstract,
         )
 
+    def objective_of(self, phase: Phase) -> Objective:
+        """Returns the objective of a phase; all have the parameters of `objective`."""
+        config = objective_of_phase(self.experiment.objective, phase)
+        if isinstance(config, CausalLM):
+            return CausalLMObjective(config, self.objective.network)
+        return self.objective
+
     def lower_step(
         self, phase: Phase, fields: tuple[str, ...], sizes: Mapping[str, int]
     ) -> jax.stages.Lowered:
@@ -299,7 +308,7 @@ class TrainSetup:
                 self.abstract["params"], mesh.communication_dtype
             )
         return make_train_step(
-            self.objective,
+            self.objective_of(phase),
             self.optimizer,
             learning_rate_schedule(train.schedule, train.steps),
             gradient_accumulation_steps=phase.gradient_accumulation_steps,

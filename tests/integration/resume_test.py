@@ -74,12 +74,23 @@ MASKING_RATES = [
 ]
 
 
+CAUSAL_PHASE = [
+    *("objective.nsp_weight=0", "data.input_format=SingleSegment"),
+    "train.phases.0.causal_lm=true",
+]
+
+
 # The first phase has 30 updates, so the second one resumes in the other phase.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "saved_step"),
-    [(["train.optimizer=Muon"], "20"), (MASKING_RATES, "30"), (MASKING_RATES, "40")],
-    ids=["muon", "masking rates", "masking rates, second phase"],
+    [
+        (["train.optimizer=Muon"], "20"),
+        (MASKING_RATES, "30"),
+        (MASKING_RATES, "40"),
+        (CAUSAL_PHASE, "40"),
+    ],
+    ids=["muon", "masking rates", "masking rates, second phase", "causal, then masked"],
 )
 def test_changed_run_that_was_killed_is_bit_identical(corpus, tmp_path, changes, saved_step):
     straight, killed = tmp_path / "straight", tmp_path / "killed"

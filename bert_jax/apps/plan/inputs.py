@@ -21,6 +21,7 @@ from bert_jax.config.config_lib import override
 from bert_jax.config.data import PretrainingData
 from bert_jax.config.experiment import Experiment, check_experiment
 from bert_jax.config.labeled_data import TextToTextData
+from bert_jax.config.objectives import objective_of_phase
 from bert_jax.config.recipes import call_recipe, load_recipe
 from bert_jax.config.sentence_embeddings import SentenceEmbeddingData
 from bert_jax.config.train import Phase
@@ -154,12 +155,17 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
     """
     data, phases = experiment.data, experiment.train.phases
     if isinstance(data, PretrainingData | TextToTextData):
-        fields = make_objective(experiment.objective).batch_fields()
-        if isinstance(data, PretrainingData):
-            fields = select_fields(data, fields)
+
+        def fields_of(phase: Phase) -> tuple[str, ...]:
+            config = objective_of_phase(experiment.objective, phase)
+            fields = make_objective(config).batch_fields()
+            return select_fields(data, fields) if isinstance(data, PretrainingData) else fields
+
         # Texts of `TextToTextData` are padded to the lengths of the phase, so they are not read.
         return tuple(
-            Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
+            Inputs(
+                phase=phase, fields=fields_of(phase), shapes=(phase.sizes,), step_fractions=(1.0,)
+            )
             for phase in phases
         )
     if isinstance(data, SentenceEmbeddingData):

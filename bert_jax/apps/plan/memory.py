@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 from bert_jax.apps.plan.inputs import Inputs
 from bert_jax.apps.plan.trace import Trace, trace_gradient
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import ObjectiveConfig
+from bert_jax.config.objectives import ObjectiveConfig, objective_of_phase
 from bert_jax.config.train import MeshConfig, Phase, TrainConfig, WarmupLinear
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.models.adapters.config import Adapter
@@ -170,7 +170,7 @@ def phase_memory(
         math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in inputs.batch_spec().values()
     )
     trace = _trace(
-        experiment.objective,
+        objective_of_phase(experiment.objective, inputs.phase),
         experiment.train.tuning,
         inputs.fields,
         tuple(inputs.shapes[-1].items()),

@@ -23,6 +23,7 @@ from bert_jax.batch import (
 )
 from bert_jax.config.data import (
     Denoising,
+    MaskingConfig,
     PackedSegments,
     PairFormat,
     PretrainingData,
@@ -151,7 +152,8 @@ class BatchBuilder:
         self._denoiser = None
         if isinstance(config.masking, Denoising):
             self._denoiser = Denoiser(config.masking, seq_length, target_length, vocab_arrays)
-            # Denoising has no such limit; any valid number passes the check.
+        if not isinstance(config.masking, MaskingConfig):
+            # Without masked LM there is no such limit; any valid number passes the check.
             max_predictions_per_seq = 1
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
@@ -265,7 +267,7 @@ class BatchBuilder:
             )
         else:
             fields = collate_single_segments(example_contents, self.seq_length, self.vocab_arrays)
-        if self.config.masking is not None and not isinstance(self.config.masking, Denoising):
+        if isinstance(self.config.masking, MaskingConfig):
             fields |= mask_tokens(
                 fields["input_ids"],
                 fields["attention_mask"],

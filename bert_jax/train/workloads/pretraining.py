@@ -160,7 +160,9 @@ class PretrainingWorkload(Workload):
 
 
 def data_of_phase(data: PretrainingData, phase: Phase) -> PretrainingData:
-    """Returns the data of a phase, which may have a masking rate of its own."""
+    """Returns the data of a phase, which may have a masking rate of its own, or no masks."""
+    if phase.causal_lm:
+        return dataclasses.replace(data, masking=None)
     if phase.mlm_probability is None or not isinstance(data.masking, MaskingConfig):
         return data
     masking = dataclasses.replace(data.masking, mlm_probability=phase.mlm_probability)
@@ -260,7 +262,8 @@ def held_out_batches(
       UserError: `config.corpus` is not a prepared corpus.
     """
     max_predictions = phase.max_predictions_per_seq
-    if phase.mlm_probability is not None and isinstance(config.masking, MaskingConfig):
+    has_own_rate = phase.causal_lm or phase.mlm_probability is not None
+    if has_own_rate and isinstance(config.masking, MaskingConfig):
         needed = num_predictions(config.masking.mlm_probability, phase.seq_length)
         max_predictions = max(max_predictions, needed)
     return evaluation_batches(
