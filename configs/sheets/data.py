@@ -33,7 +33,7 @@ def get_config(
       text: a glob pattern of text files.
       tokenizer: a file or folder with the tokenizer of `heldout`.
       heldout: a folder that `bert-jax prepare` has written.
-      blimp: a glob pattern of minimal pairs.
+      blimp: FILE and flags of `bert-jax minimal-pairs`.
       task: TASK and flags of `bert-jax finetune`.
       metric: the metric of the task on dev.
       architecture: as in configs/pretrain/comparison.py; BERT's learned positions need several

@@ -30,7 +30,7 @@ def get_config(
 
     Args:
       corpus, heldout: folders that `bert-jax prepare` has written.
-      blimp: a glob pattern of minimal pairs.
+      blimp: FILE and flags of `bert-jax minimal-pairs`.
       treebank: the path of a treebank with {split} for train, dev and test; None: no probes.
       texts: a text file, on which the last layers are compared with those of the last checkpoint.
       architecture: as in configs/pretrain/comparison.py; BERT's learned positions need several

@@ -38,7 +38,7 @@ def get_config(
 
     Args:
       corpus, heldout: folders that `bert-jax prepare` has written.
-      blimp: a glob pattern of minimal pairs.
+      blimp: FILE and flags of `bert-jax minimal-pairs`.
       task: TASK and flags of `bert-jax finetune`.
       metric: the metric of the task on dev.
       architecture: as in configs/pretrain/comparison.py; BERT's learned positions need several

@@ -20,7 +20,7 @@ def measures(
     """Returns the held-out loss, and what else is given.
 
     Args:
-      blimp: a glob pattern of tables of minimal pairs.
+      blimp: as `files` of `minimal_pairs`.
       task: TASK and flags of `bert-jax finetune`, separated by spaces.
       metric: the metric of the task on dev.
     """
@@ -63,10 +63,15 @@ def held_out_loss(metric: str = "mlm_loss") -> Evaluation:
 
 
 def minimal_pairs(files: str) -> Evaluation:
-    """Returns the accuracy on minimal pairs, the mean over the files of a glob pattern."""
+    """Returns the accuracy on minimal pairs, the mean over files.
+
+    Args:
+      files: FILE and flags of `bert-jax minimal-pairs`, separated by spaces.
+    """
     file = "minimal_pairs.json"
+    words = shlex.split(files)
     return Evaluation(
-        command=("minimal-pairs", "{model}", files, "--output", "{folder}/" + file),
+        command=("minimal-pairs", "{model}", *words, "--output", "{folder}/" + file),
         value=Result(file=file, keys=("all", "all", "value")),
         outcomes=Result(file=file, keys=("credits",)),
     )
