@@ -15,6 +15,7 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, require_no_adapter
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 from bert_jax.train.tuning.fisher import evaluate_masked_lm, require_masked_lm
+from bert_jax.train.tuning.freezing import count_layers, param_depth
 
 
 def measure_forgetting(
@@ -30,7 +31,8 @@ def measure_forgetting(
 
     Returns:
       {"before": {"mlm_loss", "mlm_accuracy"}, "after": {...}, "tokens": masked tokens, "distance":
-      {path: |after - before| / |before| for each parameter of the encoder}}; losses in nats.
+      {path: |after - before| / |before| for each parameter of the encoder}, "distance_by_depth":
+      its mean over the matrices of the embeddings, of layer 1, 2, ...}; losses in nats.
 
     Raises:
       UserError: `before` has no masked-LM head, the encoders differ in shape or vocabulary, or
@@ -64,4 +66,15 @@ def measure_forgetting(
         path: float(np.linalg.norm(params_after[path] - leaf) / max(np.linalg.norm(leaf), 1e-12))
         for path, leaf in params_before.items()
     }
+    result["distance_by_depth"] = _by_depth(result["distance"])
     return result
+
+
+def _by_depth(distances: dict[str, float]) -> list[float]:
+    by_path = {f"encoder/{path}": value for path, value in distances.items()}
+    num_layers = count_layers(by_path)
+    found: dict[int, list[float]] = {depth: [] for depth in range(num_layers + 1)}
+    for path, distance in by_path.items():
+        if path.endswith(("kernel", "embedding")):
+            found[param_depth(path, num_layers)].append(distance)
+    return [float(np.mean(found[depth])) for depth in range(num_layers + 1)]

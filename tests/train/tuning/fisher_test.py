@@ -57,6 +57,10 @@ def test_losses_equal_the_pretraining_objective(prepared):
     start, end = (paths.flatten(m.params["encoder"])[kernel] for m in (before, after))
     expected = np.linalg.norm(end - start) / np.linalg.norm(start)
     assert found["distance"][kernel] == pytest.approx(expected)
+    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+    of_tables = [found["distance"][f"embeddings/{name}/embedding"] for name in tables]
+    assert found["distance_by_depth"][0] == pytest.approx(np.mean(of_tables))
+    assert len(found["distance_by_depth"]) == 1 + before.config.num_hidden_layers
 
 
 def _program_losses(loaded: Any, params, prepared, batch_size, examples):

@@ -15,7 +15,7 @@ EPILOG = f"""examples:
       blimp='blimp/*.jsonl.gz' budget=6e12 seeds='[0,1,2]'
   bert-jax sheet my_sheet.py --output runs/mine
 
-Shipped sheets: masking, objectives, families, sizes, data, growth and textbook (configs/sheets/).
+Shipped sheets: masking, objectives, families, sizes, data, growth, textbook and tuning.
 A sheet of your own is a Python file with a function get_config that returns a
 bert_jax.apps.studies.sheets.sheet.Sheet.
 

@@ -222,6 +222,9 @@ class SheetStudy:
         if not self._depends_on_seed(system.model, evaluation.command):
             seed = self.sheet.seeds[0]
         training = self._training_job(system.model, seed)
+        # One run of a command can fill several columns.
+        same = (c for c, e in system.evaluations.items() if e.command == evaluation.command)
+        column = next(same, column)
         name = f"systems/{system.name}/{column}/seed-{seed}"
         return Job(
             name=name,

@@ -16,6 +16,7 @@ from bert_jax.apps.studies.sheets.sheet import Pretrain
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.recipes import shipped_recipes
 
+TUNING = ["model=exported", "task=glue/rte"]
 TASK = ["train=t.tsv", "dev=d.tsv", "text=text", "label=label"]
 
 
@@ -30,8 +31,8 @@ def arguments(name: str, corpus: Path) -> list[str]:
         for number in range(8):
             (text / f"more-{number}.txt").write_text("One sentence. And one more.\n")
         return [f"text={text}/*.txt", f"tokenizer={corpus}", f"heldout={corpus}"]
-    found = [f"corpus={corpus}", f"heldout={corpus}"]
-    return found + {"growth": ["blimp=*.jsonl"], "textbook": TASK}.get(name, [])
+    found = [f"corpus={corpus}", *(() if name == "tuning" else (f"heldout={corpus}",))]
+    return found + {"growth": ["blimp=*.jsonl"], "textbook": TASK, "tuning": TUNING}.get(name, [])
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("sheets/")])
