@@ -303,6 +303,10 @@ def test_page_on_probes():
     assert not run_page(DOCS / "how_to/probe.md", make_short)  # its commands need a treebank
 
 
+def test_page_on_comparing_models():
+    assert not run_page(DOCS / "how_to/compare_models.md", make_short)  # its commands take hours
+
+
 @pytest.mark.slow  # coming_from_test.py checks the flags and fields of the page
 def test_page_for_users_of_hugging_face(exported):
     rows = [(f"the man {n}", f"a net by the sea {n}") for n in range(16)]
