@@ -15,6 +15,7 @@ import pytest
 
 from bert_jax.apps.serve.config import ServerConfig
 from bert_jax.apps.serve.served_models import serve_model
+from bert_jax.apps.studies.sheets.run import load_sheet
 from bert_jax.apps.testing.models import small_model
 from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.corpus.contamination.found_items import read_item_rows
@@ -305,6 +306,8 @@ def test_page_on_probes():
 
 def test_page_on_comparing_models():
     assert not run_page(DOCS / "how_to/compare_models.md", make_short)  # its commands take hours
+    sheet = load_sheet("rates.py", ["corpus=a", "heldout=b"])
+    assert list(sheet.models) == ["rate 0.001", "rate 0.003"]
 
 
 @pytest.mark.slow  # coming_from_test.py checks the flags and fields of the page
