@@ -105,7 +105,8 @@ class Page:
 def browse(program: str) -> Generator[Page]:
     """Provides a tab of a new browser with an empty profile."""
     (browser_in, write_end), (read_end, browser_out) = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory() as profile:
+    # A process of the browser may still write its profile for a moment after it was stopped.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = [
             *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
             *("--no-first-run", "--disable-background-networking", "--remote-debugging-pipe"),

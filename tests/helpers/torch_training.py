@@ -3,6 +3,7 @@
 AdamW is PyTorch's; clipping, warmup and linear decay are written here from their definition.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +27,9 @@ def train_config(
     **sizes: int,
 ) -> TrainConfig:
     """Returns the config of 20 steps with warmup to `peak`, linear decay and clipping."""
-    sizes = {"seq_length": 24, "batch_size": 4, "max_predictions_per_seq": 4, **sizes}
+    phase = Phase(steps=STEPS, seq_length=24, batch_size=4, max_predictions_per_seq=4)
     return TrainConfig(
-        phases=(Phase(steps=STEPS, **sizes),),
+        phases=(dataclasses.replace(phase, **sizes),),
         optimizer=optimizer,
         schedule=WarmupLinear(peak_learning_rate=peak, warmup_steps=WARMUP),
         max_grad_norm=CLIP,

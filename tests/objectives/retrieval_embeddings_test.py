@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -109,7 +110,7 @@ def test_eight_devices_give_the_loss_of_one(case):
 
 
 def test_flops_is_the_sum_of_squared_mean_weights():
-    vectors = np.array([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]], np.float32)
+    vectors = jnp.array([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]], jnp.float32)
     assert float(flops_regularization(vectors)) == pytest.approx(2.0**2 + 1.0**2)
 
 
@@ -118,7 +119,10 @@ def test_positives_come_before_the_negatives_of_all_examples():
     queries, documents = rng.normal(size=(3, 2, 4)), rng.normal(size=(3, 2, 5, 4))
     have = np.arange(5) < rng.integers(1, 6, (3, 2, 1))
     vectors = TokenVectors(
-        queries.astype(np.float32), np.ones((3, 2), bool), documents.astype(np.float32), have
+        jnp.asarray(queries, jnp.float32),
+        jnp.ones((3, 2), bool),
+        jnp.asarray(documents, jnp.float32),
+        jnp.asarray(have),
     )
     scores = np.asarray(late_interaction_scores(vectors, is_mean=False))
     for query in range(3):

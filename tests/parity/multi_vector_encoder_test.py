@@ -3,14 +3,16 @@
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import SPECIAL_TOKENS, WORDS, word_tokenizer
 from bert_jax.export.retrieval_encoder import export_retrieval_encoder
+from bert_jax.models.sentence_encoder.config import TextRole
 from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
-from bert_jax.pretrained.embedding_model import load_embedding_model
+from bert_jax.pretrained.embedding_model import MultiVectorModel, load_embedding_model
 from bert_jax.pretrained.load import load_encoder
 
 torch = pytest.importorskip("torch")
@@ -99,14 +101,16 @@ def check_equal(folder: Path) -> MultiVectorEmbedder:
     """Compares vectors and scores of queries and documents, also of the folder that we write."""
     embed = MultiVectorEmbedder(load_encoder(folder))
     exported = folder.parent / "exported"
-    export_retrieval_encoder(load_embedding_model(folder), exported)
+    loaded = load_embedding_model(folder)
+    assert isinstance(loaded, MultiVectorModel)
+    export_retrieval_encoder(loaded, exported)
     _check_vectors(opened(folder), embed)
     _check_vectors(opened(exported), MultiVectorEmbedder(load_encoder(exported)))
     return embed
 
 
 def _check_vectors(reference, embed: MultiVectorEmbedder) -> None:
-    expected_by_role = {
+    expected_by_role: dict[TextRole, Any] = {
         "query": reference.encode_query(TEXTS),
         "document": reference.encode_document(TEXTS),
     }

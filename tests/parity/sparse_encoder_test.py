@@ -1,14 +1,16 @@
 """Compares sparse vectors with sentence-transformers' `SparseEncoder`, for folders of both."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import WORDS, word_tokenizer
 from bert_jax.export.retrieval_encoder import export_retrieval_encoder
+from bert_jax.models.sentence_encoder.config import TextRole
 from bert_jax.predict.sparse_embedder import SparseEmbedder
-from bert_jax.pretrained.embedding_model import load_embedding_model
+from bert_jax.pretrained.embedding_model import SparseModel, load_embedding_model
 from bert_jax.pretrained.load import load_encoder
 
 torch = pytest.importorskip("torch")
@@ -91,17 +93,20 @@ def check_equal(folder: Path, texts=TEXTS):
     """Compares the vectors of queries and documents, also of the folder that we write of it."""
     embed = SparseEmbedder(load_encoder(folder))
     exported = folder.parent / "exported"
-    export_retrieval_encoder(load_embedding_model(folder), exported)
+    loaded = load_embedding_model(folder)
+    assert isinstance(loaded, SparseModel)
+    export_retrieval_encoder(loaded, exported)
     _check_vectors(opened(folder), embed, texts)
     _check_vectors(opened(exported), SparseEmbedder(load_encoder(exported)), texts)
     return embed
 
 
 def _check_vectors(reference, embed: SparseEmbedder, texts):
-    for role, encode in (
-        ("query", reference.encode_query),
-        ("document", reference.encode_document),
-    ):
+    by_role: dict[TextRole, Any] = {
+        "query": reference.encode_query,
+        "document": reference.encode_document,
+    }
+    for role, encode in by_role.items():
         expected = encode(texts).to_dense().numpy()
         vectors = embed(texts, role=role)
         np.testing.assert_allclose(vectors.toarray(), expected, atol=TOLERANCE, err_msg=role)

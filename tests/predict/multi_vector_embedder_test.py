@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -102,7 +103,8 @@ def test_scores_are_sums_of_largest_products(model, similarity):
     def padded(texts):
         width = max(map(len, texts)) + 2
         arrays = [np.pad(t, ((0, width - len(t)), (0, 0)), constant_values=9.0) for t in texts]
-        return np.stack(arrays), np.array([np.arange(width) < len(t) for t in texts])
+        have = np.array([np.arange(width) < len(t) for t in texts])
+        return jnp.asarray(np.stack(arrays)), jnp.asarray(have)
 
     scores = max_sim(*padded(queries), *padded(documents), is_mean=similarity == "meanmaxsim")
     np.testing.assert_allclose(scores, expected, rtol=1e-5)

@@ -1,6 +1,7 @@
 """Covers bert_jax/predict/sparse_embedder.py with NumPy over the logits of each text alone."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,12 +60,13 @@ def test_weights_are_saturated_and_pooled_logits(model, pooling, activation):
 def test_prompts_roles_and_largest_weights(model):
     prompts = (Prompt(name="query", text="the "), Prompt(name="passage", text="a "))
     embed = SparseEmbedder(sparse(model, prompts=prompts, max_seq_length=8), max_active_dims=3)
-    for chosen, prefix in (
+    prefixes: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "a "),
         ({"role": "query"}, "the "),
         ({"prompt_name": "query"}, "the "),
         ({"prompt": ""}, ""),
-    ):
+    )
+    for chosen, prefix in prefixes:
         vector = embed(["net"], **chosen).toarray()[0]
         weights = np.log1p(np.maximum(logits(model, f"{prefix}net", 8), 0)).max(axis=0)
         smallest = np.sort(weights)[-3]

@@ -88,6 +88,7 @@ def test_late_interaction_learns_and_a_run_is_continued(folder):
     embed = MultiVectorEmbedder(model)
     assert isinstance(embed.config, MultiVectorEncoderConfig)
     assert embed.config.expansion is not None and embed.config.expansion.length == 20
+    assert model.tokenizer is not None
     period = model.tokenizer.token_to_id(".")
     assert embed.config.skip_token_ids == (period,)
     assert main(["export", f"{folder}/colbert", "--output", f"{folder}/colbert-folder"]) == 0

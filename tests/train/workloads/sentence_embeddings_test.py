@@ -254,6 +254,7 @@ def test_training_starts_from_the_dense_layers_of_a_sentence_encoder(folder):
         setup = TrainSetup.from_experiment(second, sharding.make_mesh(second.mesh))
         params = initialize_or_load(setup)["params"]
     assert isinstance(second.objective, SentenceEmbedding)
+    assert isinstance(second.objective.sentence_encoder, SentenceEncoderConfig)
     assert second.objective.sentence_encoder.modules == layers.modules
     third = sentence_embedding_experiment(texts, f"{folder}/dense", loss, pooling="cls")
     assert isinstance(third.objective, SentenceEmbedding)
