@@ -304,7 +304,8 @@ def test_page_on_probes():
     assert not run_page(DOCS / "how_to/probe.md", make_short)  # its commands need a treebank
 
 
-def test_page_on_comparing_models():
+def test_page_on_comparing_models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert not run_page(DOCS / "how_to/compare_models.md", make_short)  # its commands take hours
     sheet = load_sheet("rates.py", ["corpus=a", "heldout=b"])
     assert list(sheet.models) == ["rate 0.001", "rate 0.003"]
