@@ -112,3 +112,13 @@ def masked_lm_labels(batch: Any) -> Any:
         rows, entries
     ]
     return torch.from_numpy(labels)
+
+
+def texts_of_examples(batch: Any) -> list[dict[str, Any]]:
+    """Returns the fields of the first text of each example, of the second one, ..., as tensors."""
+    num_texts = batch["choice_input_ids"].shape[1]
+    fields = ("input_ids", "token_type_ids", "attention_mask")
+    return [
+        {name: torch.from_numpy(batch[f"choice_{name}"][:, index]).long() for name in fields}
+        for index in range(num_texts)
+    ]

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import small_model
 from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SentenceEmbedding, SpladeLoss
-from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.train import AdamW
 from bert_jax.data.sentence_embeddings.loader import regularizer_scale
 from bert_jax.export.retrieval_encoder import export_retrieval_encoder
 from bert_jax.models.sentence_encoder.config import (
@@ -21,20 +19,22 @@ from bert_jax.models.sentence_encoder.config import (
 )
 from bert_jax.objectives.make import make_objective
 from bert_jax.pretrained.embedding_model import MultiVectorModel, SparseModel
-from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.train.step import make_train_step
+from tests.helpers.torch_training import (
+    STEPS,
+    texts_of_examples,
+    train_config,
+    train_jax,
+    train_torch,
+)
 
 torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 sparse_losses = pytest.importorskip("sentence_transformers.sparse_encoder.losses")
 multi_vector_losses = pytest.importorskip("sentence_transformers.multi_vector_encoder.losses")
 
-STEPS, SIZE, LENGTH, CLIP, DECAY, MASK_ID = 20, 6, 10, 1.0, 0.01, 4
-TRAIN = TrainConfig(
-    phases=(Phase(steps=STEPS, seq_length=LENGTH, batch_size=SIZE),),
-    optimizer=AdamW(epsilon=1e-8, weight_decay=DECAY),
-    schedule=WarmupLinear(peak_learning_rate=2e-3, warmup_steps=4),
-    max_grad_norm=CLIP,
+SIZE, LENGTH, MASK_ID = 6, 10, 4
+TRAIN = train_config(
+    2e-3, AdamW(epsilon=1e-8, weight_decay=0.01), seq_length=LENGTH, batch_size=SIZE
 )
 SPLADE = SpladeLoss(document_regularizer_weight=0.05, query_regularizer_weight=0.08)
 MULTI_VECTOR = MultiVectorEncoderConfig(
@@ -69,55 +69,15 @@ def make_batches() -> list[dict[str, np.ndarray]]:
     return batches
 
 
-def train_jax(config: SentenceEmbedding, params, batches, scales) -> list[float]:
-    objective = make_objective(config)
-    params = jax.tree.map(jnp.asarray, params)
-    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
-    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step, losses = jax.jit(make_train_step(objective, optimizer, schedule)), []
-    for batch, scale in zip(batches, scales, strict=True):
-        extra = {"regularizer_scale": np.full(SIZE, scale, np.float32)}
-        state, metrics = step(state, {**batch, **extra} if config.loss == SPLADE else batch)
-        losses.append(float(metrics["loss"]))
-    return losses
-
-
-def train_torch(model, compute_loss, batches, scales) -> list[float]:
-    """Trains a model of sentence-transformers with a function of features and the scale."""
-    schedule, groups = learning_rate_schedule(TRAIN.schedule, STEPS), ([], [])
-    for name, parameter in model.named_parameters():
-        is_decayed = not (name.endswith("bias") or "LayerNorm" in name)
-        groups[not is_decayed].append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": DECAY}, {"params": groups[1], "weight_decay": 0.0}],
-        eps=1e-8,
-    )
-    losses = []
-    for step, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
-        texts = [
-            {
-                name.removeprefix("choice_"): torch.from_numpy(array[:, index]).long()
-                for name, array in batch.items()
-            }
-            for index in range(batch["choice_input_ids"].shape[1])
-        ]
-        for group in optimizer.param_groups:
-            group["lr"] = np.asarray(schedule(step)).item()
-        loss = compute_loss(texts, scale)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def test_losses_of_splade_equal_sentence_transformers(model, tmp_path):
     sparse = SparseModel(model=model, config=SparseEncoderConfig())
     export_retrieval_encoder(sparse, tmp_path / "splade")
-    batches, scales = make_batches(), [regularizer_scale(step, 6) for step in range(STEPS)]
+    batches = [
+        {**batch, "regularizer_scale": np.full(SIZE, regularizer_scale(step, 6), np.float32)}
+        for step, batch in enumerate(make_batches())
+    ]
     config = SentenceEmbedding(model=model.config, sentence_encoder=sparse.config, loss=SPLADE)
-    actual = train_jax(config, sparse.params, batches, scales)
+    actual = train_jax(make_objective(config), sparse.params, batches, TRAIN, "loss")
 
     reference = sentence_transformers.SparseEncoder(str(tmp_path / "splade"), device="cpu").train()
     loss_module = sparse_losses.SpladeLoss(
@@ -127,12 +87,13 @@ def test_losses_of_splade_equal_sentence_transformers(model, tmp_path):
         query_regularizer_weight=SPLADE.query_regularizer_weight,
     )
 
-    def compute_loss(texts, scale):
+    def compute_losses(batch):
+        scale = float(batch["regularizer_scale"][0])
         loss_module.document_regularizer_weight = scale * SPLADE.document_regularizer_weight
         loss_module.query_regularizer_weight = scale * SPLADE.query_regularizer_weight
-        return sum(loss_module(texts).values())
+        return (sum(loss_module(texts_of_examples(batch)).values()),)
 
-    expected = train_torch(reference, compute_loss, batches, scales)
+    expected, _ = train_torch(reference, batches, TRAIN, compute_losses)
     np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
@@ -155,26 +116,26 @@ def test_losses_of_late_interaction_equal_sentence_transformers(model, tmp_path)
         model=model, config=MULTI_VECTOR, head_params={"dense": {"0": {"kernel": kernel}}}
     )
     export_retrieval_encoder(multi_vector, tmp_path / "colbert")
-    batches, scales = make_batches(), [0.0] * STEPS
+    batches = make_batches()
     config = SentenceEmbedding(
         model=model.config, sentence_encoder=MULTI_VECTOR, loss=MaxSimRankingLoss(scale=2.0)
     )
-    actual = train_jax(config, multi_vector.params, batches, scales)
+    actual = train_jax(make_objective(config), multi_vector.params, batches, TRAIN, "loss")
 
     reference = sentence_transformers.MultiVectorEncoder(
         str(tmp_path / "colbert"), device="cpu"
     ).train()
     loss_module = multi_vector_losses.MultiVectorMultipleNegativesRankingLoss(reference, scale=2.0)
 
-    def compute_loss(texts, scale):
-        del scale
+    def compute_losses(batch):
+        texts = texts_of_examples(batch)
         # As `Transformer.preprocess` does for queries.
         query = {n: torch.nn.functional.pad(v, (0, 12 - LENGTH)) for n, v in texts[0].items()}
         is_expansion = query["attention_mask"] == 0
         query["input_ids"] = query["input_ids"].masked_fill(is_expansion, MASK_ID)
         query["query_expansion_positions"] = is_expansion
-        return loss_module([query, *texts[1:]])
+        return (loss_module([query, *texts[1:]]),)
 
-    expected = train_torch(reference, compute_loss, batches, scales)
+    expected, _ = train_torch(reference, batches, TRAIN, compute_losses)
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert np.mean(actual[-4:]) < np.mean(actual[:4]) - 0.05

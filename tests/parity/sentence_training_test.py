@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,22 +11,23 @@ from bert_jax.config.sentence_embeddings import (
     SentenceEmbedding,
     UnsupervisedSimCSE,
 )
-from bert_jax.config.train import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.config.train import AdamW
 from bert_jax.export.export import export
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
-from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.train.step import make_train_step
+from tests.helpers.torch_training import (
+    STEPS,
+    texts_of_examples,
+    train_config,
+    train_jax,
+    train_torch,
+)
 
-torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 reference_losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
-STEPS, SIZE, LENGTH, CLIP, DECAY = 20, 8, 10, 1.0, 0.01
-TRAIN = TrainConfig(
-    phases=(Phase(steps=STEPS, seq_length=LENGTH, batch_size=SIZE),),
-    optimizer=AdamW(epsilon=1e-8, weight_decay=DECAY),
-    schedule=WarmupLinear(peak_learning_rate=2e-3, warmup_steps=4),
-    max_grad_norm=CLIP,
+SIZE, LENGTH = 8, 10
+TRAIN = train_config(
+    2e-3, AdamW(epsilon=1e-8, weight_decay=0.01), seq_length=LENGTH, batch_size=SIZE
 )
 LOSSES = {"ranking": MultipleNegativesRankingLoss(), "simcse": UnsupervisedSimCSE()}
 
@@ -62,57 +61,22 @@ def make_batches(num_texts: int) -> list[dict[str, np.ndarray]]:
     return batches
 
 
-def train_jax(model, loss, batches) -> list[float]:
-    objective = SentenceEmbeddingObjective(SentenceEmbedding(model=model.config, loss=loss))
-    params = jax.tree.map(jnp.asarray, {"encoder": model.params["encoder"]})
-    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
-    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    step, losses = jax.jit(make_train_step(objective, optimizer, schedule)), []
-    for batch in batches:
-        state, metrics = step(state, batch)
-        losses.append(float(metrics["loss"]))
-    return losses
-
-
-def train_torch(folder, batches) -> list[float]:
-    """Trains with the model, the pooling and the loss of sentence-transformers."""
-    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu").train()
-    loss_module = reference_losses.MultipleNegativesRankingLoss(model)
-    schedule, groups = learning_rate_schedule(TRAIN.schedule, STEPS), ([], [])
-    for name, parameter in model.named_parameters():
-        is_decayed = not (name.endswith("bias") or "LayerNorm" in name)
-        groups[not is_decayed].append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": DECAY}, {"params": groups[1], "weight_decay": 0.0}],
-        eps=1e-8,
-    )
-    losses = []
-    for step, batch in enumerate(batches):
-        texts = [
-            {
-                name.removeprefix("choice_"): torch.from_numpy(array[:, index]).long()
-                for name, array in batch.items()
-            }
-            for index in range(batch["choice_input_ids"].shape[1])
-        ]
-        for group in optimizer.param_groups:
-            group["lr"] = np.asarray(schedule(step)).item()
-        loss = loss_module(texts, None)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.parametrize(
     ("name", "num_texts"), [("ranking", 3), pytest.param("simcse", 2, marks=pytest.mark.slow)]
 )
 def test_losses_of_20_steps_equal_sentence_transformers(model, name, num_texts):
     loaded, folder = model
     batches = make_batches(num_texts)
-    actual = train_jax(loaded, LOSSES[name], batches)
-    expected = train_torch(folder, batches)
+    objective = SentenceEmbeddingObjective(
+        SentenceEmbedding(model=loaded.config, loss=LOSSES[name])
+    )
+    params = {"encoder": loaded.params["encoder"]}
+    actual = train_jax(objective, params, batches, TRAIN, "loss")[:, 0]
+    reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    loss_module = reference_losses.MultipleNegativesRankingLoss(reference)
+    losses, _ = train_torch(
+        reference, batches, TRAIN, lambda batch: (loss_module(texts_of_examples(batch), None),)
+    )
+    expected = losses[:, 0]
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert np.mean(actual[-4:]) < np.mean(actual[:4]) - 0.05
