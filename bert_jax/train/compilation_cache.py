@@ -23,8 +23,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 ENVIRONMENT_VARIABLE, OFF, FOLDER = "BERT_JAX_COMPILATION_CACHE", "off", "compiled"
 _CACHE_DIR_OPTION = "jax_compilation_cache_dir"
-MIN_COMPILE_TIME_OPTION = "persistent_cache_min_compile_time_secs"
-MIN_COMPILE_SECONDS = 0.5
+_MIN_COMPILE_TIME_OPTION = "jax_persistent_cache_min_compile_time_secs"
+_MIN_COMPILE_SECONDS = 0.5
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def persistent_compilation_cache(run_folder: Path) -> Generator[None]:
         return
     settings: dict[str, object] = {
         _CACHE_DIR_OPTION: os.path.abspath(cache_folder),
-        f"jax_{MIN_COMPILE_TIME_OPTION}": MIN_COMPILE_SECONDS,
+        _MIN_COMPILE_TIME_OPTION: _MIN_COMPILE_SECONDS,
     }
     previous_settings = {name: getattr(jax.config, name) for name in settings}
     _apply_settings(settings)
@@ -47,6 +47,20 @@ def persistent_compilation_cache(run_folder: Path) -> Generator[None]:
         yield
     finally:
         _apply_settings(previous_settings)
+
+
+def environment_with_cache(folder: Path) -> dict[str, str]:
+    """Returns the environment of a process whose programs are in the cache FOLDER/compiled.
+
+    The variables are JAX's own, which work in verbs that train nothing and set up no cache, too. A
+    cache that the environment of this process names, or "off", stays.
+    """
+    environment, cache_dir = dict(os.environ), _CACHE_DIR_OPTION.upper()
+    cache_folder = environment.get(ENVIRONMENT_VARIABLE) or str((folder / FOLDER).resolve())
+    if cache_folder != OFF and cache_dir not in environment:
+        environment[cache_dir] = cache_folder
+        environment[_MIN_COMPILE_TIME_OPTION.upper()] = str(_MIN_COMPILE_SECONDS)
+    return environment
 
 
 def _apply_settings(settings: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ def events(monkeypatch):
     """Returns the names of JAX's events; all programs are cached, even if fast to compile."""
     cache_of_tests = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     jax.config.update("jax_compilation_cache_dir", None)
-    monkeypatch.setattr(compilation_cache, "MIN_COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr(compilation_cache, "_MIN_COMPILE_SECONDS", 0.0)
     monkeypatch.delenv(compilation_cache.ENVIRONMENT_VARIABLE, raising=False)
     seen: list[str] = []
     here = [True]

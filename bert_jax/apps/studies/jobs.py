@@ -20,7 +20,6 @@ and resume after a restart.
 import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -42,7 +41,7 @@ from bert_jax.io.json_io import read_json_object
 from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
-from bert_jax.train import compilation_cache
+from bert_jax.train.compilation_cache import environment_with_cache
 from bert_jax.train.preemption import (
     EXIT_DONE,
     EXIT_PREEMPTED,
@@ -50,9 +49,36 @@ from bert_jax.train.preemption import (
     signal_handlers,
 )
 
+logger = logging.getLogger(__name__)
+
+SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
+COMMAND = (sys.executable, "-m", "bert_jax")
+FOLDER_PLACEHOLDER = "{folder}"
+"""Stands for the folder of a job in its arguments."""
+_POLL_SECONDS = 0.5
+
 FOLDER = "lanes"
 STARTUP_COST = 10_000.0
 """The cost of starting a process and compiling, in examples: as much as a small task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Describes one command.
+
+    Attributes:
+      name: its folder, relative to the output folder.
+      arguments: the arguments of `bert-jax`; "{folder}" stands for the folder of the job.
+      cost: how long it takes, in any unit that all jobs of a command share.
+      group: jobs of one group run in the same shard, in their order; "": a group of its own.
+      requires: the names of jobs that must have succeeded.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    cost: float = 1.0
+    group: str = ""
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +95,12 @@ class JobShard:
     def __str__(self) -> str:
         return f"shard {self.index} of {self.count}"
 
-    def select_jobs(self, jobs: "Sequence[Job]") -> "list[Job]":
+    def select_jobs(self, jobs: Sequence[Job]) -> list[Job]:
         """Returns the jobs of this shard, the group that takes longest first."""
         return assign(jobs, self.count)[self.index]
 
 
-def assign(jobs: "Sequence[Job]", count: int) -> "list[list[Job]]":
+def assign(jobs: Sequence[Job], count: int) -> list[list[Job]]:
     """Assigns every group of jobs to one of `count` shards: longest first, to the least loaded.
 
     The largest load is then at most 4/3 of the optimum (Graham 1969). Ties are broken by the names
@@ -121,35 +147,6 @@ def exclusive(output: Path) -> Generator[None]:
     """
     with acquire_lock(output / FOLDER / run_folder.LOCK, wait=True):
         yield
-
-
-logger = logging.getLogger(__name__)
-
-SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
-COMMAND = (sys.executable, "-m", "bert_jax")
-FOLDER_PLACEHOLDER = "{folder}"
-"""Stands for the folder of a job in its arguments."""
-_POLL_SECONDS = 0.5
-_JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Describes one command.
-
-    Attributes:
-      name: its folder, relative to the output folder.
-      arguments: the arguments of `bert-jax`; "{folder}" stands for the folder of the job.
-      cost: how long it takes, in any unit that all jobs of a command share.
-      group: jobs of one group run in the same shard, in their order; "": a group of its own.
-      requires: the names of jobs that must have succeeded.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    cost: float = 1.0
-    group: str = ""
-    requires: tuple[str, ...] = ()
 
 
 class Interrupted(Exception):
@@ -287,7 +284,9 @@ class JobRunner:
                     *self._command,
                     *(each.replace(FOLDER_PLACEHOLDER, str(run)) for each in job.arguments),
                 ],
-                env=self._environment(),
+                # Jobs of a study differ in seed and data, not in the program: the first one
+                # compiles for all.
+                env=environment_with_cache(self._folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -311,24 +310,6 @@ class JobRunner:
         if self._stop_requested or exit_code == EXIT_PREEMPTED:
             raise Interrupted
         return _failure_reason(run, exit_code)
-
-    def _environment(self) -> dict[str, str]:
-        """Returns the environment of a job, which uses the compilation cache of the folder.
-
-        Jobs of a study differ in seed and data, not in the program: the first one compiles for all.
-        """
-        cache = os.environ.get(compilation_cache.ENVIRONMENT_VARIABLE)
-        if cache == compilation_cache.OFF or _JAX_CACHE in os.environ:
-            return dict(os.environ)
-        folder = (self._folder / compilation_cache.FOLDER).resolve()
-        # JAX's own variables, because verbs that train nothing set up no cache.
-        return {
-            **os.environ,
-            _JAX_CACHE: cache or str(folder),
-            f"JAX_{compilation_cache.MIN_COMPILE_TIME_OPTION.upper()}": str(
-                compilation_cache.MIN_COMPILE_SECONDS
-            ),
-        }
 
     def _wait_for_orphan(self, run: Path) -> None:
         """Waits for a run that an earlier, killed command has left behind in the folder."""
