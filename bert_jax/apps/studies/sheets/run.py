@@ -6,6 +6,7 @@
          results.json, table.md, table.html    see page.py
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,10 +78,14 @@ class SheetStudy:
         return {"title": self.sheet.title, "budget": to_json(self.sheet.budget)}
 
     def run(self, runner: JobRunner) -> dict[str, str]:
-        """Runs what is not finished; returns {name of a failed job: reason}."""
+        """Runs what is not finished; returns {name of a failed job: reason}.
+
+        Raises:
+          UserError: a command of the setup failed, which all others need.
+        """
         failed = runner.run_first([self._setup_job(name) for name in self.sheet.setup])
-        if failed:
-            return failed
+        for name, reason in failed.items():
+            raise UserError(f"{name}, which all models of the sheet need, failed: {reason}")
         return runner.run(self.jobs())
 
     def jobs(self) -> list[Job]:
@@ -163,11 +168,10 @@ class SheetStudy:
         if name not in self._spending:
             model = self.sheet.models[name]
             assert isinstance(model, Pretrain)
-            filled = Pretrain(
-                recipe=model.recipe,
+            filled = dataclasses.replace(
+                model,
                 arguments={k: self._fill_setup(str(v)) for k, v in model.arguments.items()},
                 overrides=tuple(map(self._fill_setup, model.overrides)),
-                budget=model.budget,
             )
             self._spending[name] = updates_of(filled, self._budget(model), name)
         return self._spending[name]

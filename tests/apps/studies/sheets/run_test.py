@@ -116,6 +116,8 @@ elif verb == "score":
     each = [round(number(model, str(i), *arguments[2:])) for i in range(20)]
     Path(output).write_text(json.dumps({"all": [sum(each) / 20], "each": each}))
 else:
+    if verb == "words" and (journal.parent / "fail setup").exists():
+        sys.exit("error: no words")
     Path(arguments[0]).write_text("1")
 """
 
@@ -166,6 +168,15 @@ def test_every_command_runs_once_after_those_that_it_needs(toy):
         if line.startswith("score") and "/models/large/seed-1" in line:
             trained = [i for i, each in enumerate(lines) if "/models/large/seed-1 " in each]
             assert trained[0] < index
+
+
+def test_failed_setup_ends_the_sheet_with_its_reason(toy):
+    (toy / "fail setup").touch()
+    with pytest.raises(UserError, match=r"setup/words, which all models .* failed: no words"):
+        run(toy, toy_sheet(toy))
+    assert len(journal(toy)) == 1
+    (toy / "fail setup").unlink()
+    assert run(toy, toy_sheet(toy)) == {}
 
 
 def test_seeds_may_be_added(toy):
