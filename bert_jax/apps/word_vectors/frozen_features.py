@@ -1,6 +1,5 @@
 """Classifies texts by logistic regression on the frozen vectors of their words."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +13,11 @@ from bert_jax.apps.word_vectors.word_encoder import WordEncoder
 from bert_jax.data.finetuning.readers.columns import cell_text, require_columns
 from bert_jax.data.finetuning.readers.tabular_files import read_table
 from bert_jax.errors import UserError
-from bert_jax.tasks.metrics.text_baselines import logistic_regression, tfidf_predictions
+from bert_jax.tasks.metrics.text_baselines import (
+    logistic_regression,
+    most_common_label,
+    tfidf_predictions,
+)
 
 SCALAR_MIX = "scalar mix"
 _TEXTS_AT_ONCE = 256
@@ -90,7 +93,7 @@ def classify_without_model(
     """
     _check_labels(train)
     if features == "majority":
-        predicted = [Counter(train.labels).most_common(1)[0][0]] * len(dev.labels)
+        predicted = [most_common_label(train.labels)] * len(dev.labels)
     else:
         predicted = tfidf_predictions((train.texts, train.labels), dev.texts)
     return {features: _correct(predicted, dev)}

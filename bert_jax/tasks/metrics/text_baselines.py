@@ -8,10 +8,16 @@ import numpy as np
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 
 
+def most_common_label(labels: Sequence[str]) -> str:
+    """Returns the most common label, the first of those that are equally common."""
+    ((label, _),) = Counter(labels).most_common(1)
+    return label
+
+
 def majority_accuracy(train: Sequence[str], dev: Sequence[str]) -> float:
     """Computes the accuracy on dev of always predicting the most common label of train."""
-    (most_common_label, _), *_ = Counter(train).most_common(1)
-    return sum(label == most_common_label for label in dev) / len(dev)
+    majority = most_common_label(train)
+    return sum(label == majority for label in dev) / len(dev)
 
 
 def tfidf_predictions(
