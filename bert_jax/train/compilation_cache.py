@@ -59,7 +59,7 @@ def environment_with_cache(folder: Path) -> dict[str, str]:
     cache_folder = environment.get(ENVIRONMENT_VARIABLE) or str((folder / FOLDER).resolve())
     if cache_folder != OFF and cache_dir not in environment:
         environment[cache_dir] = cache_folder
-        environment[_MIN_COMPILE_TIME_OPTION.upper()] = str(_MIN_COMPILE_SECONDS)
+        environment.setdefault(_MIN_COMPILE_TIME_OPTION.upper(), str(_MIN_COMPILE_SECONDS))
     return environment
 
 

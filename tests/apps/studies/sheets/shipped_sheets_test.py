@@ -81,7 +81,9 @@ def get_config(*, corpus: str, heldout: str, pairs: str, seeds: tuple[int, ...])
 
 
 @pytest.mark.slow
-def test_real_sheet_compiles_once_for_all_seeds(corpus, tmp_path, capsys):
+def test_real_sheet_compiles_once_for_all_seeds(corpus, tmp_path, capsys, monkeypatch):
+    # All programs are in the cache, not only those that happen to take half a second.
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     (tmp_path / "small.py").write_text(SHEET)
     pairs = [
         {"sentence_good": f"One sentence and {n}.", "sentence_bad": f"Sentence one and {n}."}
