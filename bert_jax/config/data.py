@@ -330,13 +330,29 @@ class SpanMasking:
         check_range("data.masking.geometric_p", self.geometric_p, above=0, below=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiffusionMasking:
+    """Masks each sequence at a rate of its own, for masked diffusion (MDLM, Sahoo et al. 2024).
+
+    The rate t is uniform in [min_rate, 1]. Each token that is not special is masked independently
+    with probability t and is always replaced by [MASK], as in LLaDA (Nie et al. 2025). The rates of
+    consecutive examples are evenly spread, so that each batch has small and large ones.
+    """
+
+    min_rate: float = 1e-3  # a loss is divided by its rate, so the rate must not be near 0
+
+    def __post_init__(self) -> None:
+        check_range("data.masking.min_rate", self.min_rate, above=0, below=1)
+
+
 MAX_SPAN_LENGTH = 100
 """Spans and n-grams of more words than this are a mistake."""
 
-MaskingConfig = Masking | NGramMasking | SpanMasking
+FixedRateMasking = Masking | NGramMasking | SpanMasking
+MaskingConfig = FixedRateMasking | DiffusionMasking
 
 
-def _check_masking(masking: MaskingConfig) -> None:
+def _check_masking(masking: FixedRateMasking) -> None:
     for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
         check_range(f"data.masking.{name}", getattr(masking, name), at_least=0, at_most=1)
     # 0.9 + 0.1 and the like may be a little more than 1 in floating point.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import (
+    DiffusionMasking,
     FineTuningData,
-    MaskingConfig,
+    FixedRateMasking,
     MultiTaskData,
     PairFormat,
     PretrainingData,
@@ -80,10 +81,21 @@ class Experiment:
                 )
 
     def _check_masking_rates(self) -> None:
-        """Raises ConfigError if a phase has a masking rate and the data have no masks."""
+        """Raises ConfigError if the masks of the data do not fit a phase."""
         masking = getattr(self.data, "masking", None)
         for index, phase in enumerate(self.train.phases):
-            if phase.mlm_probability is not None and not isinstance(masking, MaskingConfig):
+            predictions = phase.max_predictions_per_seq
+            if (
+                isinstance(masking, DiffusionMasking)
+                and not phase.causal_lm
+                and predictions != phase.seq_length
+            ):
+                raise ConfigError(
+                    f"train.phases.{index}.max_predictions_per_seq is {predictions}, but "
+                    "data.masking is DiffusionMasking, which may mask every token of a sequence; "
+                    f"expected the seq_length {phase.seq_length}"
+                )
+            if phase.mlm_probability is not None and not isinstance(masking, FixedRateMasking):
                 raise ConfigError(
                     f"train.phases.{index}.mlm_probability is {phase.mlm_probability}, but "
                     f"data.masking is {type(masking).__name__}; expected Masking, NGramMasking or "

@@ -41,6 +41,7 @@ class Pretraining(ObjectiveBase):
     model: EncoderConfig  # the encoder to pretrain
     mask_token_id: int  # the id of [MASK] in the tokenizer of the corpus
     mlm_weight: float = 1.0  # masked LM
+    diffusion_weight: float = 0.0  # masked diffusion (MDLM); needs `DiffusionMasking`
     nsp_weight: float = 1.0  # next-sentence prediction (BERT)
     sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
     sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
@@ -73,15 +74,16 @@ class Pretraining(ObjectiveBase):
 
     @property
     def is_masked_lm_alone(self) -> bool:
-        """Returns whether masked LM is the only loss."""
+        """Returns whether masked LM or masked diffusion is the only loss."""
         others = self.nsp_weight + self.sop_weight + self.sbo_weight
-        return bool(self.mlm_weight) and not others and self.distillation is None
+        return not others and self.distillation is None
 
     @property
     def loss_weights(self) -> dict[str, float]:
         """Returns the weight of each loss by its name."""
         return {
             "mlm": self.mlm_weight,
+            "diffusion": self.diffusion_weight,
             "nsp": self.nsp_weight,
             "sop": self.sop_weight,
             "sbo": self.sbo_weight,

@@ -10,6 +10,7 @@ from bert_jax.report.svg_charts import Series, line_chart, smooth
 # The metrics of each chart, which have the same scale; other metrics get their own chart.
 _LEARNING: tuple[tuple[str, ...], ...] = (
     ("mlm_loss",),
+    ("diffusion_loss",),
     ("nsp_loss",),
     ("sop_loss",),
     ("sbo_loss",),
@@ -17,6 +18,7 @@ _LEARNING: tuple[tuple[str, ...], ...] = (
     ("lm_loss",),
     ("loss",),
     ("mlm_accuracy",),
+    ("diffusion_accuracy",),
     ("nsp_accuracy",),
     ("sop_accuracy",),
     ("sbo_accuracy",),
@@ -91,7 +93,7 @@ def _metric_names(run: RunData) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in names if name.rpartition("/")[2] not in _NOT_CHARTED]
     # The total loss of an objective with one loss is that loss again.
-    losses = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "lm_loss")
+    losses = ("mlm_loss", "diffusion_loss", "nsp_loss", "sop_loss", "sbo_loss", "lm_loss")
     is_duplicate = sum(name in names for name in losses) == 1
     return [name for name in names if not (is_duplicate and name == "loss")]
 

@@ -101,6 +101,8 @@ _METRIC_NAMES = {
     "mlm_accuracy_masked": "masked-LM accuracy at [MASK]",
     "mlm_accuracy_random": "masked-LM accuracy at random tokens",
     "mlm_accuracy_kept": "masked-LM accuracy at unchanged tokens",
+    "diffusion_loss": "masked-diffusion loss",
+    "diffusion_accuracy": "masked-diffusion accuracy",
     "nsp_loss": "next-sentence loss",
     "nsp_accuracy": "next-sentence accuracy",
     "sop_loss": "sentence-order loss",

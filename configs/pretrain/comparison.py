@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any, Literal
 
 from bert_jax.config.data import (
+    DiffusionMasking,
     DocSentences,
     FullSentences,
     InputFormat,
@@ -48,7 +49,9 @@ from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.layers.config import LearnedPositions, NoPositions
 from bert_jax.models.modernbert.config import ModernBertConfig
 
-ObjectiveName = Literal["mlm+nsp", "mlm", "mlm+sop", "spans", "replaced_tokens", "left_to_right"]
+ObjectiveName = Literal[
+    "mlm+nsp", "mlm", "mlm+sop", "spans", "replaced_tokens", "left_to_right", "diffusion"
+]
 Architecture = Literal["bert", "albert", "deberta", "modernbert", "eurobert"]
 
 _HEAD_WIDTH = 64
@@ -76,8 +79,9 @@ def get_config(
 
     Args:
       objective: masked LM with next-sentence prediction (BERT), alone (RoBERTa), with sentence
-        order (ALBERT) or of spans with their boundaries (SpanBERT); replaced tokens (ELECTRA); or
-        left to right, the ablation of BERT's paper.
+        order (ALBERT) or of spans with their boundaries (SpanBERT); replaced tokens (ELECTRA);
+        left to right, the ablation of BERT's paper; or masked diffusion (MDLM), whose held-out loss
+        is its own.
       architecture: the encoder; all but BERT's are trained with masked LM alone.
       num_checkpoints: how many checkpoints are kept, evenly spaced, at most ten.
     """
@@ -99,6 +103,11 @@ def get_config(
     }
     input_format, masking = _data(objective, mlm_probability)
     eval_every, save_every = max(1, steps // 6), max(1, steps // 10)
+    evaluation = None
+    if heldout:
+        evaluation = HeldOutEval(corpus=heldout, eval_every=eval_every, num_examples=2048)
+        if objective == "diffusion":
+            evaluation = dataclasses.replace(evaluation, masking=masking)
     return Experiment(
         name=f"{architecture}-{objective}-{num_layers}x{hidden_size}",
         seed=seed,
@@ -110,7 +119,11 @@ def get_config(
                     steps=steps,
                     seq_length=seq_length,
                     batch_size=batch_size,
-                    max_predictions_per_seq=1 + round(mlm_probability * seq_length),
+                    max_predictions_per_seq=(
+                        seq_length
+                        if objective == "diffusion"
+                        else 1 + round(mlm_probability * seq_length)
+                    ),
                 ),
             ),
             optimizer=AdamW(b2=0.98),
@@ -120,11 +133,7 @@ def get_config(
                 decay_steps=steps * 3 // 10,
             ),
             checkpoints=CheckpointConfig(save_every=save_every, keep_last=num_checkpoints),
-            evaluation=(
-                HeldOutEval(corpus=heldout, eval_every=eval_every, num_examples=2048)
-                if heldout
-                else None
-            ),
+            evaluation=evaluation,
             logging=LoggingConfig(log_every=200),
         ),
     )
@@ -145,6 +154,8 @@ def _data(objective: ObjectiveName, mlm_probability: float) -> tuple[InputFormat
                 mlm_probability=mlm_probability, mask_replace_prob=0.85, random_replace_prob=0.0
             )
             return FullSentences(), replaced
+        case "diffusion":
+            return FullSentences(), DiffusionMasking()
         case "mlm" | "left_to_right":
             return FullSentences(), masking
 
@@ -180,6 +191,8 @@ def _objective(
             return Pretraining(
                 model=model,
                 mask_token_id=mask_id,
+                mlm_weight=0.0 if objective == "diffusion" else 1.0,
+                diffusion_weight=1.0 if objective == "diffusion" else 0.0,
                 # Twice its weight: as in configs/quickstart.py, where runs are as short.
                 nsp_weight=2.0 if objective == "mlm+nsp" else 0.0,
                 sop_weight=2.0 if objective == "mlm+sop" else 0.0,

@@ -5,9 +5,9 @@
               task='glue/cola --glue-dir glue_data' metric=matthews
 
 Masked LM with and without next-sentence prediction (Devlin et al. 2019; Liu et al. 2019), with
-sentence order (Lan et al. 2020), of spans (Joshi et al. 2020), replaced tokens (Clark et al. 2020)
-and left to right (the ablation in Devlin et al. 2019, section 5.1). The held-out loss is shown for
-the objectives that predict masks.
+sentence order (Lan et al. 2020), of spans (Joshi et al. 2020), replaced tokens (Clark et al. 2020),
+left to right (the ablation in Devlin et al. 2019, section 5.1) and masked diffusion (Sahoo et al.
+2024). The held-out loss is shown for the objectives that predict masks at a fixed rate.
 """
 
 from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
@@ -20,6 +20,7 @@ _OBJECTIVES = {
     "spans (SpanBERT)": "spans",
     "replaced tokens (ELECTRA)": "replaced_tokens",
     "left to right": "left_to_right",
+    "masked diffusion (MDLM)": "diffusion",
 }
 
 
@@ -52,12 +53,15 @@ def get_config(
     measured = measures(blimp=blimp, task=task, metric=metric)
     return Sheet(
         title="Objectives",
-        question="What do next-sentence prediction, sentence order, spans, replaced tokens and "
-        "the view of both sides contribute? Every model spends the same number of FLOPs.",
+        question="What do next-sentence prediction, sentence order, spans, replaced tokens, masks "
+        "at all rates and the view of both sides contribute? Every model spends the same number of "
+        "FLOPs.",
         columns=tuple(measured),
         models=models,
         systems=systems_of(
-            models, measured, without_loss=("replaced tokens (ELECTRA)", "left to right")
+            models,
+            measured,
+            without_loss=("replaced tokens (ELECTRA)", "left to right", "masked diffusion (MDLM)"),
         ),
         reference="MLM and NSP (BERT)",
         budget=Budget(unit="FLOPs", amount=budget),

@@ -46,6 +46,7 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "deberta": ("deberta", ["warmup_steps=1"], BERT_CORPUS),
     "mpnet": ("mpnet", [], ROBERTA_CORPUS),
     "modernbert": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
+    "masked diffusion": ("masked_diffusion", ["size=ettin-17m"], BERT_CORPUS),
     "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
     "longformer": ("long_sequences", ["model=longformer"], ROBERTA_CORPUS),
     "bigbird": ("long_sequences", ["model=bigbird"], BERT_CORPUS),

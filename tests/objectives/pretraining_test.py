@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.apps.testing.models import small_config
-from bert_jax.batch import ENCODER_FIELDS, SAMPLING_FIELDS, SPAN_BOUNDARY_FIELDS
+from bert_jax.batch import DIFFUSION_FIELDS, ENCODER_FIELDS, SAMPLING_FIELDS, SPAN_BOUNDARY_FIELDS
 from bert_jax.config.objectives import Pretraining
 from bert_jax.errors import ConfigError
 from bert_jax.losses import cross_entropy, is_correct, padding_fraction
@@ -114,7 +114,8 @@ def test_objective_has_the_heads_fields_and_divisors_of_its_losses(batch):
     objective = PretrainingObjective(everything)
     bert_heads = {"pooler", "masked_lm", "next_sentence"}
     assert set(objective.abstract()) == {"encoder", *bert_heads, "sentence_order", "span_boundary"}
-    assert set(objective.batch_fields()) == set(batch) - set(SAMPLING_FIELDS)  # those of ELECTRA
+    external = {*SAMPLING_FIELDS, *DIFFUSION_FIELDS}  # those of ELECTRA and of masked diffusion
+    assert set(objective.batch_fields()) == set(batch) - external
     denominators = objective.loss_denominators(batch)
     weights = {name: float(np.asarray(batch[name]).sum()) for name in batch if "weights" in name}
     assert {name: float(value) for name, value in denominators.items()} == {

@@ -32,7 +32,13 @@ def test_recipe_has_the_published_hyperparameters(
     assert data.input_format == SentenceOrderPairs(swap_prob=0.5, short_seq_prob=0.1)
     assert data.masking == NGramMasking(mlm_probability=0.15, max_ngram=3)
     assert isinstance(objective, Pretraining)
-    assert objective.loss_weights == {"mlm": 1.0, "nsp": 0.0, "sop": 1.0, "sbo": 0.0}
+    assert objective.loss_weights == {
+        "mlm": 1.0,
+        "diffusion": 0.0,
+        "nsp": 0.0,
+        "sop": 1.0,
+        "sbo": 0.0,
+    }
     assert objective.model == AlbertConfig.from_size(size, version)
     assert objective.model.hidden_dropout_prob == dropout
 

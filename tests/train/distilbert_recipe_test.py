@@ -65,7 +65,13 @@ def test_recipe_has_the_published_hyperparameters(folder):
     assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (5e-4, 625)
     assert train.tuning.frozen == (TEACHER_PARAMS,)
     assert isinstance(experiment.objective, Pretraining)
-    assert experiment.objective.loss_weights == {"mlm": 2.0, "nsp": 0.0, "sop": 0.0, "sbo": 0.0}
+    assert experiment.objective.loss_weights == {
+        "mlm": 2.0,
+        "diffusion": 0.0,
+        "nsp": 0.0,
+        "sop": 0.0,
+        "sbo": 0.0,
+    }
     assert (distillation.soft_weight, distillation.cosine_weight) == (5.0, 1.0)
     assert distillation.temperature == 2.0
     assert distillation.soft_targets == "all_tokens"

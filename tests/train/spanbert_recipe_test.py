@@ -31,7 +31,13 @@ def test_recipe_has_the_published_hyperparameters() -> None:
     assert data.masking == SpanMasking(mlm_probability=0.15, max_span_length=10, geometric_p=0.2)
     assert isinstance(train.evaluation, HeldOutEval) and train.evaluation.masking == data.masking
     assert isinstance(objective, Pretraining)
-    assert objective.loss_weights == {"mlm": 1.0, "nsp": 0.0, "sop": 0.0, "sbo": 1.0}
+    assert objective.loss_weights == {
+        "mlm": 1.0,
+        "diffusion": 0.0,
+        "nsp": 0.0,
+        "sop": 0.0,
+        "sbo": 1.0,
+    }
     assert objective.model == BertConfig.from_size("large", vocab_size=28996)
 
 

@@ -58,6 +58,10 @@ def pretraining_batch(
         "span_target_offsets": rng.integers(0, MAX_SPAN_TARGETS, positions.shape, np.int32),
         "span_target_weights": has_boundary.astype(np.float32),
         "sampling_seeds": rng.integers(-(2**31), 2**31, positions.shape).astype(np.int32),
+        "masking_rates": np.where(weights > 0, rng.uniform(0.1, 1, (batch_size, 1)), 0).astype(
+            np.float32
+        ),
+        "num_maskable_tokens": (lengths - 1).astype(np.int32),
     }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.batch import (
     DECODER_TARGET_FIELDS,
+    DIFFUSION_FIELDS,
     ENCODER_FIELDS,
     MASKED_LM_FIELDS,
     NEXT_SENTENCE_FIELDS,
@@ -23,6 +24,7 @@ from bert_jax.batch import (
 )
 from bert_jax.config.data import (
     Denoising,
+    DiffusionMasking,
     MaskingConfig,
     PackedSegments,
     PairFormat,
@@ -34,6 +36,7 @@ from bert_jax.config.data import (
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.dataset import SingleSegmentDataset, sample_token_ids
 from bert_jax.data.pretraining.denoising import DENOISING_FIELDS, Denoiser
+from bert_jax.data.pretraining.diffusion_masking import mask_for_diffusion, masking_rates
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.mixture import (
     CorpusDataset,
@@ -78,6 +81,8 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
         field_names += MASKED_LM_FIELDS + SAMPLING_FIELDS
     if isinstance(config.masking, SpanMasking):
         field_names += SPAN_BOUNDARY_FIELDS
+    if isinstance(config.masking, DiffusionMasking):
+        field_names += DIFFUSION_FIELDS
     if isinstance(config.input_format, SentencePairs):
         field_names += NEXT_SENTENCE_FIELDS
     if isinstance(config.input_format, SentenceOrderPairs):
@@ -90,6 +95,7 @@ _MADE_BY = {
     **dict.fromkeys(NEXT_SENTENCE_FIELDS, "data.input_format SentencePairs"),
     **dict.fromkeys(SENTENCE_ORDER_FIELDS, "data.input_format SentenceOrderPairs"),
     **dict.fromkeys(SPAN_BOUNDARY_FIELDS, "data.masking SpanMasking"),
+    **dict.fromkeys(DIFFUSION_FIELDS, "data.masking DiffusionMasking"),
     **dict.fromkeys(DECODER_TARGET_FIELDS, "data.masking SpanCorruption or BartDenoising"),
     "token_type_ids": "data.masking for encoders, such as Masking",
 }
@@ -125,7 +131,7 @@ class BatchBuilder:
     """Builds the batch that begins at a position. It has no state and can be pickled.
 
     seq_length, batch_size, max_predictions_per_seq and target_length are L, the global B, P and T,
-    of which P is for masked LM only and T for denoising only.
+    of which P is for masked LM only and T for denoising only. P is L with `DiffusionMasking`.
 
     Raises:
       ConfigError: a size is out of range.
@@ -240,10 +246,13 @@ class BatchBuilder:
             PackingPlan(
                 packing_plan.rows[on_this_process] - begin, packing_plan.offsets[on_this_process]
             ),
+            position + np.flatnonzero(on_this_process),
         )
         return fields, position + len(packing_plan.rows)
 
-    def _build_fields(self, refs: ExampleRefs, packing_plan: PackingPlan) -> Batch:
+    def _build_fields(
+        self, refs: ExampleRefs, packing_plan: PackingPlan, global_indices: np.ndarray
+    ) -> Batch:
         columns = (column.tolist() for column in refs)
         example_contents: Any = [
             self.dataset.read(*example) for example in zip(*columns, strict=True)
@@ -267,7 +276,19 @@ class BatchBuilder:
             )
         else:
             fields = collate_single_segments(example_contents, self.seq_length, self.vocab_arrays)
-        if isinstance(self.config.masking, MaskingConfig):
+        if isinstance(self.config.masking, DiffusionMasking):
+            rates = masking_rates(self.config.masking, self._seed, global_indices)
+            if "position_ids" in fields:
+                rates = _spread_over_rows(rates, packing_plan, fields["input_ids"].shape)
+            fields |= mask_for_diffusion(
+                fields["input_ids"],
+                fields["attention_mask"],
+                token_keys,
+                rates,
+                self.vocab_arrays,
+                fields.get("position_ids"),
+            )
+        elif isinstance(self.config.masking, MaskingConfig):
             fields |= mask_tokens(
                 fields["input_ids"],
                 fields["attention_mask"],
@@ -279,6 +300,17 @@ class BatchBuilder:
                 self._replacement_ids,
             )
         return fields
+
+
+def _spread_over_rows(
+    values: np.ndarray, packing_plan: PackingPlan, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns the value of the example of each token, [B, L], for values of examples [n]."""
+    values_BL, offsets = np.zeros(shape, values.dtype), packing_plan.offsets[:, 0]
+    # From left to right: each example writes to the end of its row, and the next one over it.
+    for example in np.argsort(offsets, kind="stable").tolist():
+        values_BL[packing_plan.rows[example], offsets[example] :] = values[example]
+    return values_BL
 
 
 def _check_sizes(

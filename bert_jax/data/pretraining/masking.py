@@ -44,7 +44,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.batch import MAX_SPAN_TARGETS
-from bert_jax.config.data import Masking, MaskingConfig, NGramMasking, SpanMasking
+from bert_jax.config.data import FixedRateMasking, Masking, NGramMasking, SpanMasking
 from bert_jax.data.pretraining.rng import Stream, random_bits
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 
@@ -378,7 +378,7 @@ def mask_tokens(
     input_ids: np.ndarray,
     attention_mask: np.ndarray,
     keys: np.ndarray,
-    config: MaskingConfig,
+    config: FixedRateMasking,
     max_predictions_per_seq: int,
     vocab_arrays: VocabArrays,
     position_ids: np.ndarray | None = None,
@@ -419,8 +419,8 @@ def mask_tokens(
     is_selected = _select(
         input_ids, attention_mask, is_maskable, keys_2d, positions, config, shape[1], vocab_arrays
     )
-    selection = _Selection.of(is_selected, draw_once_per_span=isinstance(config, SpanMasking))
-    fields = _masked_lm_fields(input_ids, selection, keys_2d, positions, shape)
+    selection = Selection.of(is_selected, draw_once_per_span=isinstance(config, SpanMasking))
+    fields = masked_lm_fields(input_ids, selection, keys_2d, positions, shape)
     fields["input_ids"] = _replace_tokens(
         input_ids,
         selection,
@@ -443,7 +443,7 @@ def _select(
     is_maskable: np.ndarray,
     keys: np.ndarray,
     position_ids: np.ndarray,
-    config: MaskingConfig,
+    config: FixedRateMasking,
     max_predictions_per_seq: int,
     vocab_arrays: VocabArrays,
 ) -> np.ndarray:
@@ -486,7 +486,7 @@ def _select(
             )
 
 
-class _Selection(NamedTuple):
+class Selection(NamedTuple):
     """Holds the selected tokens of all rows, each array [number of selected tokens].
 
     Attributes:
@@ -502,7 +502,8 @@ class _Selection(NamedTuple):
     draw_columns: np.ndarray
 
     @classmethod
-    def of(cls, is_selected: np.ndarray, *, draw_once_per_span: bool) -> "_Selection":
+    def of(cls, is_selected: np.ndarray, *, draw_once_per_span: bool) -> "Selection":
+        """Lists the tokens where `is_selected` [B, L] is True."""
         rows, columns = np.nonzero(is_selected)
         num_selected = np.bincount(rows, minlength=len(is_selected))
         first_entries = np.repeat(np.cumsum(num_selected) - num_selected, num_selected)
@@ -513,9 +514,9 @@ class _Selection(NamedTuple):
         return cls(rows, columns, np.arange(len(rows)) - first_entries, draw_columns)
 
 
-def _masked_lm_fields(
+def masked_lm_fields(
     input_ids: np.ndarray,
-    selection: _Selection,
+    selection: Selection,
     keys: np.ndarray,
     position_ids: np.ndarray,
     shape: tuple[int, int],
@@ -545,10 +546,10 @@ def _masked_lm_fields(
 
 def _replace_tokens(
     input_ids: np.ndarray,
-    selection: _Selection,
+    selection: Selection,
     keys: np.ndarray,
     position_ids: np.ndarray,
-    config: MaskingConfig,
+    config: FixedRateMasking,
     mask_id: int,
     replacement_ids: np.ndarray,
 ) -> np.ndarray:

@@ -46,6 +46,7 @@ class Stream(IntEnum):
     SENTENCE_PERMUTATION = 19
     INSERTION = 20
     ROTATION = 21
+    MASKING_RATE = 22
 
 
 def splitmix64(x: int) -> int:
@@ -84,6 +85,21 @@ def random_bits(keys: np.ndarray, stream: Stream, index: np.ndarray) -> np.ndarr
     # A stream has 2^32 words, so an index must stay below 2^32 or it would read the next stream.
     counter = index.astype(np.uint64) + np.uint64(stream << 32)
     return splitmix64_array(keys + counter * np.uint64(_GAMMA))
+
+
+def evenly_spread(seed: int, stream: Stream, index: np.ndarray) -> np.ndarray:
+    """Returns numbers in [0, 1) of which any n consecutive ones are about 1 / n apart.
+
+    They are u + i / golden ratio modulo 1 for indices i [n], a sequence of low discrepancy, with u
+    uniform over the seeds.
+
+    Returns:
+      [n] float64.
+    """
+    key = np.array([epoch_key(seed, 0)], np.uint64)
+    start = random_bits(key, stream, np.zeros(1, np.int64))
+    # Integers modulo 2^64 keep all bits however large the index is.
+    return ((start + index.astype(np.uint64) * np.uint64(_GAMMA)) >> np.uint64(11)) * 2.0**-53
 
 
 class ExampleRng:

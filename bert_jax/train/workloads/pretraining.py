@@ -10,7 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config.data import CorpusMixture, Denoising, MaskingConfig, PretrainingData
+from bert_jax.config.data import (
+    CorpusMixture,
+    Denoising,
+    DiffusionMasking,
+    FixedRateMasking,
+    PretrainingData,
+)
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import EncoderObjective, Seq2Seq
 from bert_jax.config.train import HeldOutEval, Phase, num_predictions
@@ -163,7 +169,7 @@ def data_of_phase(data: PretrainingData, phase: Phase) -> PretrainingData:
     """Returns the data of a phase, which may have a masking rate of its own, or no masks."""
     if phase.causal_lm:
         return dataclasses.replace(data, masking=None)
-    if phase.mlm_probability is None or not isinstance(data.masking, MaskingConfig):
+    if phase.mlm_probability is None or not isinstance(data.masking, FixedRateMasking):
         return data
     masking = dataclasses.replace(data.masking, mlm_probability=phase.mlm_probability)
     return dataclasses.replace(data, masking=masking)
@@ -263,7 +269,9 @@ def held_out_batches(
     """
     max_predictions = phase.max_predictions_per_seq
     has_own_rate = phase.causal_lm or phase.mlm_probability is not None
-    if has_own_rate and isinstance(config.masking, MaskingConfig):
+    if isinstance(config.masking, DiffusionMasking):
+        max_predictions = phase.seq_length
+    elif has_own_rate and isinstance(config.masking, FixedRateMasking):
         needed = num_predictions(config.masking.mlm_probability, phase.seq_length)
         max_predictions = max(max_predictions, needed)
     return evaluation_batches(
