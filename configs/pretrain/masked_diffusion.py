@@ -1,4 +1,4 @@
-"""Pretrains an encoder with masked diffusion, i.e. masked LM at all rates (MDLM, Sahoo et al. 2024).
+"""Pretrains an encoder with masked diffusion: masked LM at all rates (MDLM, Sahoo et al. 2024).
 
     bert-jax pretrain masked_diffusion --run runs/diffusion \\
         --arg corpus=data/train heldout=data/heldout
