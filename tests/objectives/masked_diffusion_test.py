@@ -109,7 +109,7 @@ def test_mean_loss_of_batches_is_the_log_probability(text):
     }
     for row, masked in enumerate(batch["input_ids"][:, 1:-1] == MASK):
         is_masked = tuple(masked.tolist())
-        for slot, i in enumerate(np.flatnonzero(masked)):
+        for slot, i in enumerate(np.flatnonzero(masked).tolist()):
             logits[row, slot, FIRST:] = log_conditionals[is_masked, i]
         losses[row] = surprisals(joint, text, is_masked) / rates[row]
     fields = {name: jnp.asarray(field) for name, field in batch.items()}
