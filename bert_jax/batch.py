@@ -1,9 +1,9 @@
 """Defines the fields of a batch, on which data and model agree: dims, dtype and meaning of each.
 
 Each dim is a letter: B batch, L length, P predictions per sequence, T length of the decoder,
-C classes, D width, A choices, windows of a text, or texts to embed. A batch is a dict from field
-name to array with exactly the fields of its objective. Names are as in BERT's release and
-Hugging Face. `packing_ids` are what seqio calls segment ids.
+C classes or scored texts, D width, A choices, windows of a text, or texts to embed. A batch is a
+dict from field name to array with exactly the fields of its objective. Names are as in BERT's
+release and Hugging Face. `packing_ids` are what seqio calls segment ids.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,9 @@ FIELDS: dict[str, Field] = {
     # a batch of several tasks has them all.
     "labels": Field("B", "int32", "index of the class, or of the correct choice"),
     "label_indicators": Field("BC", "int32", "1 = the text has the label, 0 = it has not"),
-    "label_logits": Field("BC", "float32", "soft labels: logits of the classes"),
+    "label_logits": Field(
+        "BC", "float32", "soft labels: logits of the classes, or a teacher's scores of texts"
+    ),
     "label_values": Field("B", "float32", "target of a regression or of a ranking"),
     "token_labels": Field("BL", "int32", "index of the token's label; 0 where its weight is 0"),
     "token_label_weights": Field("BL", "float32", "1 = first token of a word, 0 = any other"),

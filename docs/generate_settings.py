@@ -116,6 +116,7 @@ FLAGS = {
     "TextFile.score": "--score, --dev-columns",
     "TextFile.score_range": "--score-range",
     "TextFile.label": "--label",
+    "TextFile.teacher_scores": "--teacher-scores",
     "NliFiles.splits": "--splits",
     "SentenceEmbedding.loss": "--loss",
     "SentenceEmbedding.chunk_size": "--chunk-size",
@@ -124,6 +125,7 @@ FLAGS = {
     "UnsupervisedSimCSE.mlp_only_train": "--mlp-only-train",
     "MSELoss.teacher": "--teacher",
     "MarginMSELoss.teacher": "--teacher",
+    "DistillKLDivLoss.teacher": "--teacher",
     **{
         f"{task}.{field}": f"--{field}"
         for task in ("Squad", "Conll", "Swag", "Columns", "TextColumns")

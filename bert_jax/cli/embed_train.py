@@ -1,7 +1,7 @@
 """Runs `bert-jax embed-train`: trains a pretrained encoder to embed texts."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,9 +76,16 @@ LossName = Literal[
     "supervised-simcse",
     "mse",
     "margin-mse",
+    "distill-kl",
     "splade",
+    "splade-margin-mse",
+    "splade-distill-kl",
     "maxsim",
+    "maxsim-margin-mse",
+    "maxsim-distill-kl",
 ]
+_DISTILLATION = ("margin-mse", "distill-kl")
+"""The endings of the losses of a teacher's scores."""
 COMMON = (
     *("train", "texts", "score", "label", "dev", "model", "run", "loss"),
     *("epochs", "batch_size", "learning_rate", "max_length"),
@@ -87,7 +94,7 @@ _SETTINGS = (
     *("epochs", "batch_size", "chunk_size", "learning_rate", "max_length", "eval_every"),
     *("seed", "pooling"),
 )
-_FILE_FLAGS = ("train", "texts", "score", "label")
+_FILE_FLAGS = ("train", "texts", "score", "label", "teacher_scores")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -132,6 +139,12 @@ class Arguments(RunArguments):
         nargs=2,
     )
     label: str | None = _data("COLUMN", "column of the class of a pair")
+    teacher_scores: tuple[str, ...] | None = _data(
+        "COLUMN,...",
+        "columns of the scores that a teacher gives to the first text with each other text, or one "
+        "column with lists",
+        type=_names,
+    )
     dev: str | None = _data(
         "FILE", "pairs with scores for evaluation; stsb is the dev set of STS-B in --glue-dir"
     )
@@ -152,7 +165,9 @@ class Arguments(RunArguments):
         group="loss",
     )
     teacher: str | None = _loss_flag(
-        "MODEL", "model whose vectors are learned, for the losses mse and margin-mse"
+        "MODEL",
+        "model whose vectors are learned with mse; for the losses ...margin-mse and ...distill-kl "
+        "a cross-encoder, or a model of vectors, whose scores are learned",
     )
     static_queries: bool = switch(
         "with --loss splade, queries have a learned weight for each of their tokens, and do not "
@@ -210,16 +225,17 @@ class Arguments(RunArguments):
             raise ConfigError("stsb needs --glue-dir, the folder with STS-B, and one split")
         if self.mlp_only_train and self.loss_name != "simcse":
             raise ConfigError("--mlp-only-train is a part of --loss simcse; remove one of them")
-        if self.static_queries and self.loss_name != "splade":
+        if self.static_queries and not self.loss_name.startswith("splade"):
             raise ConfigError("--static-queries is a part of --loss splade; remove one of them")
-        if self.matryoshka_dims is not None and self.loss_name in ("splade", "maxsim"):
+        if self.matryoshka_dims is not None and self.loss_name.startswith(("splade", "maxsim")):
             raise ConfigError(
                 f"--matryoshka-dims shortens dense vectors, which --loss {self.loss_name} does not "
                 "train; remove it"
             )
-        has_teacher = self.loss_name in ("mse", "margin-mse")
-        if has_teacher != (self.teacher is not None):
-            problem = "needs" if has_teacher else "does not use"
+        needs_teacher = self.loss_name == "mse"
+        has_teacher = needs_teacher or self.loss_name.endswith(_DISTILLATION)
+        if (self.teacher is None and needs_teacher) or (self.teacher and not has_teacher):
+            problem = "needs" if needs_teacher else "does not use"
             raise ConfigError(
                 f"--loss {self.loss_name} {problem} --teacher, a model whose vectors are learned"
             )
@@ -261,6 +277,9 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
     from bert_jax.config import sentence_embeddings
     from bert_jax.train.presets import softmax_loss
 
+    margin_mse = sentence_embeddings.MarginMSELoss(teacher=args.teacher)
+    distill_kl = sentence_embeddings.DistillKLDivLoss(teacher=args.teacher)
+    splade, max_sim = sentence_embeddings.SpladeLoss, sentence_embeddings.MaxSimRankingLoss
     losses: dict[LossName, Any] = {
         "multiple-negatives-ranking": sentence_embeddings.MultipleNegativesRankingLoss,
         "cosent": sentence_embeddings.CoSENTLoss,
@@ -273,9 +292,15 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
         ),
         "supervised-simcse": sentence_embeddings.SupervisedSimCSE,
         "mse": lambda: sentence_embeddings.MSELoss(teacher=str(args.teacher)),
-        "margin-mse": lambda: sentence_embeddings.MarginMSELoss(teacher=str(args.teacher)),
-        "splade": sentence_embeddings.SpladeLoss,
-        "maxsim": sentence_embeddings.MaxSimRankingLoss,
+        "margin-mse": lambda: margin_mse,
+        "distill-kl": lambda: distill_kl,
+        "splade": splade,
+        "splade-margin-mse": lambda: splade(distillation=margin_mse),
+        # The temperature of sentence-transformers, for sparse vectors with their larger products.
+        "splade-distill-kl": lambda: splade(distillation=replace(distill_kl, temperature=2.0)),
+        "maxsim": max_sim,
+        "maxsim-margin-mse": lambda: max_sim(distillation=margin_mse),
+        "maxsim-distill-kl": lambda: max_sim(distillation=distill_kl),
     }
     loss = losses[args.loss_name]()
     if args.matryoshka_dims is None:
@@ -307,6 +332,7 @@ def _train_data(args: Arguments) -> TextGroupsConfig:
                 score=args.score,
                 score_range=args.score_range,
                 label=args.label,
+                teacher_scores=args.teacher_scores or (),
             )
 
 

@@ -41,6 +41,8 @@ class TextFile:
       score: the column of a number that says how similar a pair is.
       score_range: the lowest and the highest score; scores are mapped to 0 and 1.
       label: the column of a class.
+      teacher_scores: the scores that a teacher gives to the first text with each of the others: one
+        column for each of them, or one column with lists.
     """
 
     path: str  # a .csv, .tsv, .jsonl or .parquet file, the text formats plain or .gz
@@ -48,12 +50,14 @@ class TextFile:
     score: str | None = None
     score_range: tuple[float, float] = (0.0, 1.0)
     label: str | None = None
+    teacher_scores: tuple[str, ...] = ()
     encoding: str = "utf-8"  # of all formats but Parquet
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("TextFile.path is empty; expected a file")
         named = [*self.texts, *(c for c in (self.score, self.label) if c is not None)]
+        named += self.teacher_scores
         if not self.texts or "" in named or len(set(named)) < len(named):
             raise ConfigError(
                 f"TextFile: the columns are {named}; expected at least one column of texts, and "
@@ -62,6 +66,12 @@ class TextFile:
         if self.score is not None and self.label is not None:
             raise ConfigError(
                 f"TextFile has the score {self.score!r} and the label {self.label!r}; expected one"
+            )
+        if len(self.teacher_scores) not in (0, 1, len(self.texts) - 1):
+            raise ConfigError(
+                f"TextFile.teacher_scores has {len(self.teacher_scores)} columns and "
+                f"TextFile.texts {len(self.texts)}; expected a column of scores for each text "
+                "after the first, or one column with lists"
             )
         if not self.score_range[0] < self.score_range[1]:
             raise ConfigError(
@@ -293,15 +303,43 @@ class MSELoss:
     teacher: str
 
 
+# A cross-encoder's output before its activation, because the sigmoid makes all margins small.
 @dataclass(frozen=True, kw_only=True)
 class MarginMSELoss:
     """Fits query . positive - query . negative to the same difference of a teacher.
 
+    An example is a query, a positive and one or more negatives (Hofstätter et al. 2020). Sparse and
+    multi-vector models have their own scores in place of the dot products.
+
     Attributes:
-      teacher: a model with vectors of any size; it is read when the run starts or resumes.
+      teacher: a cross-encoder, whose outputs are the scores, or a model with vectors of any size,
+        whose dot products are; it is read when the run starts or resumes. None: the data has them.
     """
 
-    teacher: str
+    teacher: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillKLDivLoss:
+    """Fits the softmax over the scores of a query's own texts to that of a teacher's scores.
+
+    The loss is the KL divergence at `temperature`, times its square (Lin et al. 2020, "Distilling
+    Dense Representations for Ranking using Tightly-Coupled Teachers"). The examples are those of
+    `MarginMSELoss`.
+
+    Attributes:
+      teacher: see `MarginMSELoss`.
+    """
+
+    teacher: str | None = None
+    temperature: float = 1.0  # divides the scores of both models
+
+    def __post_init__(self) -> None:
+        _check_positive("temperature", self.temperature)
+
+
+DistillationLoss = MarginMSELoss | DistillKLDivLoss
+"""The losses that compare scores of a query's own texts with those of a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +352,8 @@ class SpladeLoss:
 
     Attributes:
       scale: multiplies the dot products; 1 / temperature.
+      distillation: compares the dot products with the scores of a teacher, instead of finding the
+        positive.
       document_regularizer_weight: of the regularization of positives and hard negatives.
       query_regularizer_weight: of the regularization of queries; 0 for none, as with static
         queries.
@@ -322,6 +362,7 @@ class SpladeLoss:
     """
 
     scale: float = 1.0
+    distillation: DistillationLoss | None = None
     document_regularizer_weight: float = 3e-5
     query_regularizer_weight: float = 5e-5
     regularizer_warmup_ratio: float = 1 / 3
@@ -344,9 +385,14 @@ class MaxSimRankingLoss:
     """Finds the positive of each query by late interaction (Khattab and Zaharia 2020).
 
     The examples are those of `MultipleNegativesRankingLoss`.
+
+    Attributes:
+      distillation: compares the scores of late interaction with those of a teacher, instead of
+        finding the positive.
     """
 
     scale: float = 1.0  # multiplies the scores; 1 / temperature
+    distillation: DistillationLoss | None = None
 
     def __post_init__(self) -> None:
         _check_positive("scale", self.scale)
@@ -363,6 +409,7 @@ SingleLoss = (
     | SupervisedSimCSE
     | MSELoss
     | MarginMSELoss
+    | DistillKLDivLoss
 )
 
 
@@ -410,9 +457,20 @@ def single_loss(loss: SentenceLoss) -> SingleLoss | RetrievalLoss:
     return loss.loss if isinstance(loss, MatryoshkaLoss) else loss
 
 
+def distillation_loss(loss: SentenceLoss) -> DistillationLoss | None:
+    """Returns the loss that compares scores with those of a teacher; None for other losses."""
+    match single_loss(loss):
+        case MarginMSELoss() | DistillKLDivLoss() as distillation:
+            return distillation
+        case SpladeLoss(distillation=distillation) | MaxSimRankingLoss(distillation=distillation):
+            return distillation
+        case _:
+            return None
+
+
 def has_in_batch_negatives(loss: SentenceLoss) -> bool:
     """Returns whether texts of other examples are negatives, so that no text may occur twice."""
-    return isinstance(
+    return distillation_loss(loss) is None and isinstance(
         single_loss(loss),
         MultipleNegativesRankingLoss
         | UnsupervisedSimCSE
@@ -424,16 +482,17 @@ def has_in_batch_negatives(loss: SentenceLoss) -> bool:
 
 def compares_examples(loss: SentenceLoss) -> bool:
     """Returns whether the loss of a batch is not the sum of the losses of its parts."""
-    return has_in_batch_negatives(loss) or isinstance(single_loss(loss), CoSENTLoss)
+    # The regularization of `SpladeLoss` squares the mean over the batch.
+    return has_in_batch_negatives(loss) or isinstance(single_loss(loss), CoSENTLoss | SpladeLoss)
 
 
 def teacher_path(loss: SentenceLoss) -> str | None:
     """Returns the path of the teacher of a loss; None if it has none."""
     match single_loss(loss):
-        case MSELoss(teacher=teacher) | MarginMSELoss(teacher=teacher):
+        case MSELoss(teacher=teacher):
             return teacher
         case _:
-            return None
+            return getattr(distillation_loss(loss), "teacher", None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,10 +33,11 @@ from bert_jax.objectives.base import (
     TrainedModel,
     masked_lm_flops,
 )
-from bert_jax.objectives.sentence_embeddings import encode_in_chunks, ranking_loss
+from bert_jax.objectives.embedding_losses import ranking_loss, score_distillation_loss
+from bert_jax.objectives.sentence_embeddings import encode_in_chunks
 from bert_jax.params.functional import Params
 
-REGULARIZER_SCALE = "regularizer_scale"
+REGULARIZER_SCALE, TEACHER_SCORES = "regularizer_scale", "label_logits"
 
 
 class SparseEmbeddingObjective(Objective):
@@ -52,8 +53,9 @@ class SparseEmbeddingObjective(Objective):
         self.network = build_sparse_encoder(config.model, config.sentence_encoder, config.compute)
 
     def batch_fields(self) -> tuple[str, ...]:
-        """Returns the texts, and how much of its weight the regularization has."""
-        return (*CHOICE_FIELDS, REGULARIZER_SCALE)
+        """Returns the texts, the teacher's scores, and the part of the regularization's weight."""
+        scores = () if self._loss.distillation is None else (TEACHER_SCORES,)
+        return (*CHOICE_FIELDS, *scores, REGULARIZER_SCALE)
 
     def masked_lm_purpose(self) -> str:
         """Returns why a pretrained model must have a masked-LM head."""
@@ -72,7 +74,7 @@ class SparseEmbeddingObjective(Objective):
     ) -> LossOutput:
         """Computes the loss with its regularization; metrics are the accuracy and the sparsity."""
         vectors_BAV = self.example_vectors(params, batch, dropout_key)
-        total, metrics = splade_loss(self._loss, vectors_BAV, batch[REGULARIZER_SCALE])
+        total, metrics = splade_loss(self._loss, vectors_BAV, batch)
         return LossOutput(total / loss_denominators["loss"], {**metrics, **_padding(batch)})
 
     def example_vectors(
@@ -133,15 +135,16 @@ class MultiVectorEmbeddingObjective(Objective):
     def __init__(self, config: SentenceEmbedding):
         assert isinstance(config.sentence_encoder, MultiVectorEncoderConfig)
         assert isinstance(config.loss, MaxSimRankingLoss)
-        self.config, self._scale = config, config.loss.scale
+        self.config, self._loss = config, config.loss
         self._vector_config = config.sentence_encoder
         self.network = build_multi_vector_encoder(
             config.model, config.sentence_encoder, config.compute
         )
 
     def batch_fields(self) -> tuple[str, ...]:
-        """Returns the texts."""
-        return CHOICE_FIELDS
+        """Returns the texts, and the teacher's scores if they are learned."""
+        scores = () if self._loss.distillation is None else (TEACHER_SCORES,)
+        return (*CHOICE_FIELDS, *scores)
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of examples; all batches are full, so no example has weight 0."""
@@ -154,12 +157,16 @@ class MultiVectorEmbeddingObjective(Objective):
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """Computes the loss; the metric is the accuracy."""
+        """Computes the loss; the metric is the accuracy of finding positives."""
         vectors = self.example_vectors(params, batch, dropout_key)
-        is_mean = self._vector_config.similarity == "meanmaxsim"
-        logits = self._scale * late_interaction_scores(vectors, is_mean=is_mean)
-        total, metrics = jnp.sum(ranking_loss(logits)), {"accuracy": _accuracy(logits)}
-        return LossOutput(total / loss_denominators["loss"], {**metrics, **_padding(batch)})
+        is_mean, metrics = self._vector_config.similarity == "meanmaxsim", _padding(batch)
+        if self._loss.distillation is not None:
+            scores = own_late_interaction_scores(vectors, is_mean=is_mean)
+            losses = score_distillation_loss(self._loss.distillation, scores, batch[TEACHER_SCORES])
+        else:
+            logits = self._loss.scale * late_interaction_scores(vectors, is_mean=is_mean)
+            losses, metrics = ranking_loss(logits), {"accuracy": _accuracy(logits), **metrics}
+        return LossOutput(jnp.sum(losses) / loss_denominators["loss"], metrics)
 
     def example_vectors(
         self, params: Params, batch: Batch, dropout_key: jax.Array | None
@@ -198,29 +205,35 @@ class MultiVectorEmbeddingObjective(Objective):
 
 
 def splade_loss(
-    loss: SpladeLoss, vectors_BAV: jax.Array, regularizer_scale: jax.Array
+    loss: SpladeLoss, vectors_BAV: jax.Array, batch: Batch
 ) -> tuple[jax.Array, dict[str, WeightedMean]]:
     """Computes the sum of the losses of all examples, and metrics.
 
     Args:
       vectors_BAV: float32 [B, A, V], the sparse vectors of query, positive and hard negatives.
-      regularizer_scale: float32 [B], the part of the weights of the regularization at this step,
-        equal for all examples.
+      batch: the part of the weights of the regularization at this step, equal for all examples, and
+        the scores of a teacher.
     """
     size, _, vocab_size = vectors_BAV.shape
     queries = vectors_BAV[:, 0]
     # Positives of all examples first, so that candidate i is the positive of query i.
     documents = jnp.swapaxes(vectors_BAV[:, 1:], 0, 1).reshape(-1, vocab_size)
-    logits = loss.scale * jnp.matmul(queries, documents.T, precision=jax.lax.Precision.HIGHEST)
-    weights = loss.query_regularizer_weight, loss.document_regularizer_weight
-    flops = flops_regularization(queries), flops_regularization(documents)
-    regularization = weights[0] * flops[0] + weights[1] * flops[1]
-    total = jnp.sum(ranking_loss(logits)) + size * jnp.mean(regularizer_scale) * regularization
-    return total, {
-        "accuracy": _accuracy(logits),
+    metrics = {
         "query_active_dims": _active_dims(queries),
         "document_active_dims": _active_dims(documents),
     }
+    if loss.distillation is not None:
+        scores = jnp.sum(queries[:, None] * vectors_BAV[:, 1:], axis=-1)
+        losses = score_distillation_loss(loss.distillation, scores, batch[TEACHER_SCORES])
+    else:
+        products = jnp.matmul(queries, documents.T, precision=jax.lax.Precision.HIGHEST)
+        logits = loss.scale * products
+        losses, metrics = ranking_loss(logits), {"accuracy": _accuracy(logits), **metrics}
+    weights = loss.query_regularizer_weight, loss.document_regularizer_weight
+    flops = flops_regularization(queries), flops_regularization(documents)
+    regularization = weights[0] * flops[0] + weights[1] * flops[1]
+    scale = jnp.mean(batch[REGULARIZER_SCALE])
+    return jnp.sum(losses) + size * scale * regularization, metrics
 
 
 def flops_regularization(vectors: jax.Array) -> jax.Array:
@@ -249,6 +262,16 @@ def late_interaction_scores(vectors: TokenVectors, *, is_mean: bool) -> jax.Arra
     )
     by_text = jax.lax.map(jax.checkpoint(scores, prevent_cse=False), columns)
     return jnp.swapaxes(by_text, 0, 1).reshape(vectors.queries.shape[0], -1)
+
+
+def own_late_interaction_scores(vectors: TokenVectors, *, is_mean: bool) -> jax.Array:
+    """Computes the scores of each query and its own documents, float32 [B, A - 1]."""
+
+    def scores(query: TokenVectors) -> jax.Array:
+        texts = query.queries[None], query.queries_have[None], *query[2:]
+        return max_sim(*texts, is_mean=is_mean)[0]
+
+    return jax.vmap(scores)(vectors)
 
 
 def _active_dims(vectors: jax.Array) -> WeightedMean:

@@ -6,14 +6,9 @@ Batch Size under Memory Limited Setup"): a scan encodes one chunk after another,
 vectors of the whole batch, and the backward pass computes the intermediate results of each chunk
 again (`jax.checkpoint`). On several devices XLA gathers the vectors, so that the negatives of a
 query come from all devices.
-
-The losses are pure functions. Their names, definitions and defaults are those of
-sentence-transformers. The vectors are float32 [B, E], one for each example. Losses of single
-examples are [B]; losses that compare the examples of a batch with each other are [B] too, where
-an example is a query, except for CoSENT, which is a scalar.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import jax
@@ -25,6 +20,7 @@ from bert_jax.config.sentence_embeddings import (
     CoSENTLoss,
     CosineSimilarityLoss,
     DenseLoss,
+    DistillKLDivLoss,
     MarginMSELoss,
     MatryoshkaLoss,
     MSELoss,
@@ -39,12 +35,22 @@ from bert_jax.config.sentence_embeddings import (
 )
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
-from bert_jax.models.sentence_encoder.network import (
-    SentenceEncoder,
-    build_sentence_encoder,
-    normalize,
-)
+from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
 from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
+from bert_jax.objectives.embedding_losses import (
+    contrastive_loss,
+    cosent_loss,
+    cosine_similarity_loss,
+    mse_loss,
+    ranking_logits,
+    ranking_loss,
+    score_distillation_loss,
+    softmax_logits,
+    symmetric_ranking_loss,
+    tanh_layer,
+    triplet_loss,
+    truncate,
+)
 from bert_jax.params.functional import Params
 
 SOFTMAX_CLASSIFIER = "softmax_classifier"
@@ -86,8 +92,10 @@ class SentenceEmbeddingObjective(Objective):
                 return (*ENCODER_FIELDS, "teacher_vectors")
             case SoftmaxLoss() | ContrastiveLoss():
                 return (*CHOICE_FIELDS, "labels")
-            case CosineSimilarityLoss() | CoSENTLoss() | MarginMSELoss():
+            case CosineSimilarityLoss() | CoSENTLoss():
                 return (*CHOICE_FIELDS, "label_values")
+            case MarginMSELoss() | DistillKLDivLoss():
+                return (*CHOICE_FIELDS, "label_logits")
             case (
                 MultipleNegativesRankingLoss()
                 | UnsupervisedSimCSE()
@@ -268,8 +276,9 @@ def _single_loss(
             values = contrastive_loss(first, others[0], batch["labels"], margin)
         case MSELoss():
             values = mse_loss(first, batch["teacher_vectors"])
-        case MarginMSELoss():
-            values = margin_mse_loss(first, *others, margins=batch["label_values"])
+        case MarginMSELoss() | DistillKLDivLoss():
+            scores = jnp.sum(first[:, None] * vectors_BAE[:, 1:], axis=-1)
+            values = score_distillation_loss(loss, scores, batch["label_logits"])
     return jnp.sum(values), metrics
 
 
@@ -292,143 +301,3 @@ def _accuracy(logits: jax.Array, labels: jax.Array) -> WeightedMean:
     """Returns the fraction of examples whose label has the highest logit."""
     correct = is_correct(logits, labels).astype(jnp.float32)
     return WeightedMean(jnp.sum(correct), jnp.float32(correct.shape[0]))
-
-
-def pairwise_cosine(u: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes the cosine of each vector of u and the same row of v, both [B, E] -> [B]."""
-    return jnp.sum(normalize(u) * normalize(v), axis=-1)
-
-
-def softmax_logits(u: jax.Array, v: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Computes the logits of (u, v, |u - v|), [B, C] (Reimers and Gurevych 2019, section 3).
-
-    Args:
-      kernel: float32 [3 E, C].
-      bias: float32 [C].
-    """
-    return _matmul(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1), kernel) + bias
-
-
-def cosine_similarity_loss(u: jax.Array, v: jax.Array, scores: jax.Array) -> jax.Array:
-    """Computes (cosine(u, v) - score)^2, [B]."""
-    return jnp.square(pairwise_cosine(u, v) - scores)
-
-
-def cosent_loss(u: jax.Array, v: jax.Array, scores: jax.Array, scale: float) -> jax.Array:
-    """Computes log(1 + sum of exp(scale (cosine_j - cosine_i)) over all pairs), a scalar.
-
-    The sum is over the pairs of examples i, j with score_i > score_j, whose cosines should be in
-    the same order (Su 2022, CoSENT).
-    """
-    cosines = scale * pairwise_cosine(u, v)
-    is_ordered = scores[:, None] > scores[None, :]
-    # -inf adds nothing to the sum of exponentials; the appended 0 is the 1 in the logarithm.
-    differences = jnp.where(is_ordered, cosines[None, :] - cosines[:, None], -jnp.inf)
-    return jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
-
-
-def ranking_logits(
-    queries: jax.Array,
-    positives: jax.Array,
-    negatives: Sequence[jax.Array],
-    scale: float,
-    hard_negative_weight: float = 0.0,
-) -> jax.Array:
-    """Computes scale * cosine of each query and all candidates, [B, B (1 + number of negatives)].
-
-    The candidates are the positives of all examples and then their negatives, so that the positive
-    of query i is candidate i.
-
-    Args:
-      negatives: for each hard negative of an example, the vectors of the batch.
-      hard_negative_weight: added to the logits of a query's own hard negatives (SimCSE).
-    """
-    candidates = normalize(jnp.concatenate([positives, *negatives]))
-    logits = scale * _matmul(normalize(queries), candidates.T)
-    if not hard_negative_weight:
-        return logits
-    size = queries.shape[0]
-    # The weight is for a query's own hard negatives only; those of other queries keep their
-    # logits.
-    own = jnp.tile(jnp.eye(size, dtype=logits.dtype), (1, len(negatives)))
-    return logits.at[:, size:].add(hard_negative_weight * own)
-
-
-def ranking_loss(logits: jax.Array) -> jax.Array:
-    """Computes the cross-entropy of each query's own positive, [B], from `ranking_logits`.
-
-    This is the multiple negatives ranking loss (Henderson et al. 2017, section 4), which is InfoNCE
-    with the other examples of the batch as negatives.
-    """
-    return cross_entropy(logits, jnp.arange(logits.shape[0]))
-
-
-def symmetric_ranking_loss(logits: jax.Array) -> jax.Array:
-    """Computes the mean of `ranking_loss` and the loss of finding the query of each positive, [B].
-
-    The second loss compares positives with queries only, not with hard negatives.
-    """
-    reverse = logits[:, : logits.shape[0]].T
-    return (ranking_loss(logits) + ranking_loss(reverse)) / 2
-
-
-def triplet_loss(
-    anchors: jax.Array, positives: jax.Array, negatives: jax.Array, margin: float
-) -> jax.Array:
-    """Computes max(0, |anchor - positive| - |anchor - negative| + margin), Euclidean, [B]."""
-    difference = _euclidean(anchors, positives) - _euclidean(anchors, negatives)
-    return jax.nn.relu(difference + margin)
-
-
-def contrastive_loss(u: jax.Array, v: jax.Array, labels: jax.Array, margin: float) -> jax.Array:
-    """Computes (y d^2 + (1 - y) max(0, margin - d)^2) / 2 with the cosine distance d, [B].
-
-    Label 1 is a pair of similar texts, 0 a pair of others (Hadsell et al. 2006, equation 4).
-    """
-    distances = 1 - pairwise_cosine(u, v)
-    labels = labels.astype(distances.dtype)
-    far = jnp.square(jax.nn.relu(margin - distances))
-    return 0.5 * (labels * jnp.square(distances) + (1 - labels) * far)
-
-
-def mse_loss(vectors: jax.Array, teacher_vectors: jax.Array) -> jax.Array:
-    """Computes the mean over components of (vector - teacher's vector)^2, [B]."""
-    return jnp.mean(jnp.square(vectors - teacher_vectors), axis=-1)
-
-
-def margin_mse_loss(
-    queries: jax.Array, positives: jax.Array, negatives: jax.Array, margins: jax.Array
-) -> jax.Array:
-    """Computes (query . positive - query . negative - teacher's margin)^2, [B].
-
-    The margins are the same difference of inner products of a teacher's vectors, [B]
-    (Hofstätter et al. 2020).
-    """
-    return jnp.square(jnp.sum(queries * (positives - negatives), axis=-1) - margins)
-
-
-def tanh_layer(vectors: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Computes tanh(vectors W + b), [..., E], the layer of SimCSE (Gao et al. 2021, section 6.3).
-
-    Args:
-      kernel: float32 [E, E].
-      bias: float32 [E].
-    """
-    return jnp.tanh(_matmul(vectors, kernel) + bias)
-
-
-def truncate(vectors: jax.Array, dim: int) -> jax.Array:
-    """Returns the first `dim` components of vectors [..., E], normalized (Kusupati et al. 2022)."""
-    return normalize(vectors[..., :dim])
-
-
-def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies float32 matrices, whose operands TPUs would round to bfloat16 by default."""
-    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
-
-
-def _euclidean(u: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes |u - v| of each row, [B], with a gradient of zero where u equals v."""
-    squares = jnp.sum(jnp.square(u - v), axis=-1)
-    is_zero = squares == 0  # the gradient of the root is infinite there
-    return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squares)))

@@ -74,14 +74,25 @@ class Reranker:
         Raises:
           UserError: a text is empty.
         """
-        predictions = self._predict(list(pairs), on_progress=on_progress)
-        # In float32, the sigmoid of every output above 17 would be 1, and their order lost.
-        outputs = np.array([prediction[self._field] for prediction in predictions], np.float64)
+        outputs = self.outputs_of_pairs(pairs, on_progress)
         match self._activation:
             case "sigmoid":
                 return expit(outputs)
             case "identity":
                 return outputs
+
+    def outputs_of_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        on_progress: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Returns the output of each (query, text) before the activation, float64 [n].
+
+        The arguments and errors are those of `score_pairs`.
+        """
+        predictions = self._predict(list(pairs), on_progress=on_progress)
+        # In float32, the sigmoid of every output above 17 would be 1, and their order lost.
+        return np.array([prediction[self._field] for prediction in predictions], np.float64)
 
     def rank(self, query: str, texts: Sequence[str], top_k: int | None = None) -> list[RankedText]:
         """Returns the texts by score, the best first; equal scores stay in the given order.

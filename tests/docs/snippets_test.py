@@ -187,7 +187,12 @@ def test_sentence_embeddings_guide(exported):
     for name, columns in (("pairs", ("question", "answer")), ("scored", ("first", "second"))):
         with Path(f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([(*columns, "similarity"), *rows])
-    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 10
+    scored = [
+        {"query": query, "positive": text, "negative": "the bell", "scores": [2.5, -1.0]}
+        for query, text, _ in rows
+    ]
+    Path("scored.jsonl").write_text("".join(json.dumps(each) + "\n" for each in scored))
+    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 12
     assert (exported.parent / "runs/scored/report.html").is_file()
 
 

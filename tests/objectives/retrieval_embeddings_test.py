@@ -10,10 +10,13 @@ import pytest
 from bert_jax.apps.testing.models import small_config
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.sentence_embeddings import (
+    DistillKLDivLoss,
+    MarginMSELoss,
     MaxSimRankingLoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
     SpladeLoss,
+    distillation_loss,
 )
 from bert_jax.config.train import MeshConfig
 from bert_jax.errors import ConfigError
@@ -49,7 +52,17 @@ COLBERT = SentenceEmbedding(
     ),
     loss=MaxSimRankingLoss(),
 )
-CONFIGS = {"splade": SPLADE, "static": STATIC, "colbert": COLBERT}
+CONFIGS = {
+    "splade": SPLADE,
+    "static": STATIC,
+    "colbert": COLBERT,
+    "splade distillation": dataclasses.replace(
+        SPLADE, loss=SpladeLoss(distillation=DistillKLDivLoss(temperature=2.0))
+    ),
+    "colbert distillation": dataclasses.replace(
+        COLBERT, loss=MaxSimRankingLoss(distillation=MarginMSELoss())
+    ),
+}
 SIZE, LENGTH = 16, 8
 
 
@@ -62,6 +75,8 @@ def make_batch(config: SentenceEmbedding) -> dict[str, np.ndarray]:
         "choice_token_type_ids": np.zeros(shape, np.int32),
         "choice_attention_mask": mask.astype(np.int32),
     }
+    if distillation_loss(config.loss) is not None:
+        batch["label_logits"] = rng.normal(size=(SIZE, 2)).astype(np.float32)
     if isinstance(config.loss, SpladeLoss):
         batch["regularizer_scale"] = np.full(SIZE, 0.25, np.float32)
     return batch
@@ -149,5 +164,7 @@ def test_configs_are_read_back_and_checked():
     ):
         with pytest.raises(ConfigError, match=message):
             SpladeLoss(**changes)
-    with pytest.raises(ConfigError, match=r"compares each example.*objective.chunk_size"):
-        SPLADE.check_batch(SIZE, 2)
+    for name in ("splade", "splade distillation"):  # its regularization reads the whole batch
+        with pytest.raises(ConfigError, match=r"compares each example.*objective.chunk_size"):
+            CONFIGS[name].check_batch(SIZE, 2)
+    CONFIGS["colbert distillation"].check_batch(SIZE, 2)

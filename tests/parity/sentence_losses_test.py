@@ -8,6 +8,7 @@ from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
+    DistillKLDivLoss,
     MarginMSELoss,
     MatryoshkaLoss,
     MSELoss,
@@ -89,12 +90,24 @@ CASES = {
     "triplet": (TripletLoss(), losses.TripletLoss, 3, {}),
     "contrastive": (ContrastiveLoss(), losses.ContrastiveLoss, 2, {"labels": LABELS}),
     "mse": (MSELoss(teacher="t"), losses.MSELoss, 1, {"teacher_vectors": TEACHER}),
-    "margin mse": (MarginMSELoss(teacher="t"), losses.MarginMSELoss, 3, {"label_values": SCORES}),
+    "margin mse": (MarginMSELoss(), losses.MarginMSELoss, 4, {"label_logits": TEACHER[:, :3]}),
+    "distill kl": (
+        DistillKLDivLoss(temperature=3.0),
+        lambda model: losses.DistillKLDivLoss(model, temperature=3.0),
+        4,
+        {"label_logits": TEACHER[:, :3]},
+    ),
     "matryoshka": (
         MatryoshkaLoss(loss=MultipleNegativesRankingLoss(), **MATRYOSHKA),
         matryoshka(losses.MultipleNegativesRankingLoss),
         2,
         {},
+    ),
+    "matryoshka distill kl": (
+        MatryoshkaLoss(loss=DistillKLDivLoss(), **MATRYOSHKA),
+        matryoshka(losses.DistillKLDivLoss),
+        3,
+        {"label_logits": TEACHER[:, :2]},
     ),
     "matryoshka mse": (
         MatryoshkaLoss(loss=MSELoss(teacher="t"), **MATRYOSHKA),

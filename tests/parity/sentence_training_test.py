@@ -7,6 +7,7 @@ import pytest
 
 from bert_jax.apps.testing.models import small_model
 from bert_jax.config.sentence_embeddings import (
+    DistillKLDivLoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
     UnsupervisedSimCSE,
@@ -22,6 +23,7 @@ from tests.helpers.torch_training import (
     train_torch,
 )
 
+torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 reference_losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
@@ -29,7 +31,11 @@ SIZE, LENGTH = 8, 10
 TRAIN = train_config(
     2e-3, AdamW(epsilon=1e-8, weight_decay=0.01), seq_length=LENGTH, batch_size=SIZE
 )
-LOSSES = {"ranking": MultipleNegativesRankingLoss(), "simcse": UnsupervisedSimCSE()}
+LOSSES = {
+    "ranking": MultipleNegativesRankingLoss(),
+    "simcse": UnsupervisedSimCSE(),
+    "distill-kl": DistillKLDivLoss(temperature=2.0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +62,18 @@ def make_batches(num_texts: int) -> list[dict[str, np.ndarray]]:
                 "choice_input_ids": (ids * mask).astype(np.int32),
                 "choice_token_type_ids": np.zeros(ids.shape, np.int32),
                 "choice_attention_mask": mask.astype(np.int32),
+                # A teacher's scores of the texts after the first.
+                "label_logits": np.tile(
+                    3.0 - np.arange(num_texts - 1, dtype=np.float32), (SIZE, 1)
+                ),
             }
         )
     return batches
 
 
 @pytest.mark.parametrize(
-    ("name", "num_texts"), [("ranking", 3), pytest.param("simcse", 2, marks=pytest.mark.slow)]
+    ("name", "num_texts"),
+    [("ranking", 3), pytest.param("simcse", 2, marks=pytest.mark.slow), ("distill-kl", 4)],
 )
 def test_losses_of_20_steps_equal_sentence_transformers(model, name, num_texts):
     loaded, folder = model
@@ -73,10 +84,16 @@ def test_losses_of_20_steps_equal_sentence_transformers(model, name, num_texts):
     params = {"encoder": loaded.params["encoder"]}
     actual = train_jax(objective, params, batches, TRAIN, "loss")[:, 0]
     reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    loss_module = reference_losses.MultipleNegativesRankingLoss(reference)
-    losses, _ = train_torch(
-        reference, batches, TRAIN, lambda batch: (loss_module(texts_of_examples(batch), None),)
-    )
+    if name == "distill-kl":
+        loss_module = reference_losses.DistillKLDivLoss(reference, temperature=2.0)
+    else:
+        loss_module = reference_losses.MultipleNegativesRankingLoss(reference)
+
+    def compute_losses(batch):
+        scores = torch.from_numpy(batch["label_logits"]) if name == "distill-kl" else None
+        return (loss_module(texts_of_examples(batch), scores),)
+
+    losses, _ = train_torch(reference, batches, TRAIN, compute_losses)
     expected = losses[:, 0]
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert np.mean(actual[-4:]) < np.mean(actual[:4]) - 0.05

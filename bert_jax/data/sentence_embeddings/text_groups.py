@@ -45,12 +45,15 @@ class TextGroups:
       name: the file or data set, for messages.
       scores: float32 [groups], from 0 to 1.
       labels: the name of a class for each group.
+      teacher_scores: float32 [groups, texts - 1], a teacher's scores of the first text with each of
+        the others.
     """
 
     name: str
     texts: list[tuple[str, ...]]
     scores: np.ndarray | None = None
     labels: list[str] | None = None
+    teacher_scores: np.ndarray | None = None
 
     @property
     def num_texts(self) -> int:
@@ -62,8 +65,9 @@ class TextGroups:
         digest = hashlib.sha256()
         for texts in self.texts:
             digest.update(repr(texts).encode("utf-8", "surrogatepass"))
-        if self.scores is not None:
-            digest.update(self.scores.tobytes())
+        for scores in (self.scores, self.teacher_scores):
+            if scores is not None:
+                digest.update(scores.tobytes())
         digest.update(repr(self.labels).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()[:16]
 
@@ -198,19 +202,24 @@ def _read_contrastive_pairs(config: ContrastivePairs) -> TextGroups:
 
 def _read_text_file(config: TextFile) -> TextGroups:
     table = read_table(config.path, config.encoding)
-    require_columns(table, config.path, [*config.texts, config.score, config.label])
+    columns = [*config.texts, config.score, config.label, *config.teacher_scores]
+    require_columns(table, config.path, columns)
     if not table.rows:
         raise UserError(f"{config.path} has no rows; expected at least one")
-    scores = labels = None
+    scores = labels = teacher_scores = None
     if config.score is not None:
         scores = [_score(row, config.score, config.score_range) for row in table.rows]
     if config.label is not None:
         labels = [_label(row, config.label) for row in table.rows]
+    if config.teacher_scores:
+        rows = [_teacher_scores(row, config) for row in table.rows]
+        teacher_scores = np.array(rows, np.float32)
     return TextGroups(
         name=config.path,
         texts=[tuple(_text(row, column) for column in config.texts) for row in table.rows],
         scores=None if scores is None else np.array(scores, np.float32),
         labels=labels,
+        teacher_scores=teacher_scores,
     )
 
 
@@ -226,6 +235,24 @@ def _label(row: TableRow, column: str) -> str:
     if label is None or str(label) == "":
         raise UserError(f"{row.location}: the column {column!r} has no label; expected one")
     return str(label)
+
+
+def _teacher_scores(row: TableRow, config: TextFile) -> list[float]:
+    """Returns the scores of a row, one for each text after the first."""
+    columns, expected = config.teacher_scores, len(config.texts) - 1
+    cells: Any = [row.cells.get(column) for column in columns]
+    if len(cells) == 1 and isinstance(cells[0], list):
+        (cells,) = cells
+    try:
+        scores = [float(cell) for cell in cells]
+    except (TypeError, ValueError):
+        scores = [math.nan]
+    if len(scores) != expected or not all(map(math.isfinite, scores)):
+        raise UserError(
+            f"{row.location}: the teacher's scores in {', '.join(map(repr, columns))} are "
+            f"{cells!r}; expected {expected} numbers, one for each text after the first"
+        )
+    return scores
 
 
 def _score(row: TableRow, column: str, score_range: tuple[float, float]) -> float:

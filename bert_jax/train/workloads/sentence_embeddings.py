@@ -15,7 +15,6 @@ from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
-    MarginMSELoss,
     MaxSimRankingLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
@@ -30,6 +29,7 @@ from bert_jax.config.sentence_embeddings import (
     TripletLoss,
     UnsupervisedSimCSE,
     compares_examples,
+    distillation_loss,
     has_in_batch_negatives,
     single_loss,
     teacher_path,
@@ -53,6 +53,7 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.parallel import sharding
 from bert_jax.params.functional import Params
+from bert_jax.pretrained.load import LoadedModel
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.tasks.metrics.regression import regression_metrics
@@ -108,14 +109,15 @@ class SentenceEmbeddingWorkload(Workload):
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:
-        """Computes the teacher's vectors of all texts, if the loss has a teacher."""
+        """Computes the teacher's vectors or scores of all texts, if the loss has a teacher."""
         if path := teacher_path(self._config.loss):
             self._targets = teacher_targets(self._groups, self._config, path)
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each length that a batch of the phase has; see `Workload`."""
         phase, size = self._phases[phase_index], self._config.embedding_size
-        sizes = {"B": phase.batch_size, "A": self._groups.num_texts, "D": size}
+        num_texts = self._groups.num_texts
+        sizes = {"B": phase.batch_size, "A": num_texts, "C": num_texts - 1, "D": size}
         lengths = self._loader(phase_index, 0).distinct_batch_lengths(phase.steps)
         return [{**sizes, "L": length} for length in lengths]
 
@@ -332,6 +334,8 @@ def loss_targets(groups: TextGroups, loss: SentenceLoss) -> dict[str, Any]:
     Raises:
       UserError: a label is not one of the loss.
     """
+    if groups.teacher_scores is not None:
+        return {"label_logits": list(groups.teacher_scores)}
     match single_loss(loss):
         case SoftmaxLoss(labels=names):
             return {"labels": _label_ids(groups, {name: i for i, name in enumerate(names)})}
@@ -344,8 +348,8 @@ def loss_targets(groups: TextGroups, loss: SentenceLoss) -> dict[str, Any]:
             return {}
 
 
-# Computed once, when a run starts or resumes: vectors of teachers are batch fields and not
-# parameters.
+# Computed once, when a run starts or resumes: vectors and scores of teachers are batch fields and
+# not parameters.
 def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) -> dict[str, Any]:
     """Returns the batch field of what a teacher computes for each group.
 
@@ -354,17 +358,15 @@ def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) ->
       ConfigError: its vectors must have the size of the student's, and have another.
     """
     # Imported here, so that a run without a teacher loads no model readers.
-    from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_encoder
 
-    # A text of several examples is embedded once; mining repeats a query for each of its
-    # negatives.
-    texts = list(dict.fromkeys(text for group in groups.texts for text in group))
-    by_text = dict(zip(texts, Embedder(load_encoder(path))(texts), strict=True))
-    vectors = np.stack([[by_text[text] for text in group] for group in groups.texts])
-    if isinstance(single_loss(config.loss), MarginMSELoss):
-        queries, positives, negatives = vectors[:, 0], vectors[:, 1], vectors[:, 2]
-        return {"label_values": np.sum(queries * (positives - negatives), axis=-1).tolist()}
+    teacher = load_encoder(path)
+    if distillation_loss(config.loss) is not None and teacher.head is not None:
+        return {"label_logits": list(_cross_encoder_scores(groups, teacher))}
+    vectors = _teacher_vectors(groups, teacher)
+    if distillation_loss(config.loss) is not None:
+        scores = np.sum(vectors[:, :1] * vectors[:, 1:], axis=-1)
+        return {"label_logits": list(scores.astype(np.float32))}
     size = config.embedding_size
     if vectors.shape[-1] != size:
         raise ConfigError(
@@ -373,6 +375,33 @@ def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) ->
             "objective.sentence_encoder.modules, or choose another teacher"
         )
     return {"teacher_vectors": list(vectors[:, 0].astype(np.float32))}
+
+
+def _cross_encoder_scores(groups: TextGroups, teacher: LoadedModel) -> np.ndarray:
+    """Returns a cross-encoder's outputs for the first text with each other one, float32 [n, A-1].
+
+    Raises:
+      UserError: the teacher has a head for another kind of task.
+    """
+    from bert_jax.predict.reranker import Reranker
+
+    pairs = [(group[0], text) for group in groups.texts for text in group[1:]]
+    unique = list(dict.fromkeys(pairs))
+    outputs = Reranker(teacher).outputs_of_pairs(unique)
+    by_pair = dict(zip(unique, outputs, strict=True))
+    scores = np.array([by_pair[pair] for pair in pairs], np.float32)
+    return scores.reshape(len(groups.texts), -1)
+
+
+def _teacher_vectors(groups: TextGroups, teacher: LoadedModel) -> np.ndarray:
+    """Returns the teacher's vectors of all texts, float [n, A, E]."""
+    from bert_jax.predict.embedder import Embedder
+
+    # A text of several examples is embedded once; mining repeats a query for each of its
+    # negatives.
+    texts = list(dict.fromkeys(text for group in groups.texts for text in group))
+    by_text = dict(zip(texts, Embedder(teacher)(texts), strict=True))
+    return np.stack([[by_text[text] for text in group] for group in groups.texts])
 
 
 def label_names(groups: TextGroups) -> tuple[str, ...]:
@@ -388,12 +417,14 @@ def label_names(groups: TextGroups) -> tuple[str, ...]:
 
 def _check_num_texts(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
     match loss:
+        case _ if distillation_loss(loss) is not None:
+            is_expected, expected = groups.num_texts >= 3, "3 or more: query, positive, negatives"
         case MultipleNegativesRankingLoss() | SpladeLoss() | MaxSimRankingLoss():
             is_expected, expected = groups.num_texts >= 2, "2 or more: anchor, positive, negatives"
         case SupervisedSimCSE():
             is_expected = groups.num_texts in (2, 3)
             expected = "3: premise, entailed hypothesis, contradicting hypothesis"
-        case TripletLoss() | MarginMSELoss():
+        case TripletLoss():
             is_expected, expected = groups.num_texts == 3, "3: anchor, positive, negative"
         case _:
             is_expected, expected = groups.num_texts == 2, "2"
@@ -406,6 +437,19 @@ def _check_num_texts(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> No
 
 
 def _check_labels(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
+    is_distillation = distillation_loss(loss) is not None
+    has_scores = groups.teacher_scores is not None
+    if has_scores and (not is_distillation or teacher_path(loss)):
+        raise UserError(
+            f"{groups.name} has scores of a teacher, which {type(loss).__name__} does not use"
+            f"{' with a teacher' if is_distillation else ''}; leave out --teacher-scores"
+            f"{' or --teacher' if is_distillation else ', or choose a loss such as margin-mse'}"
+        )
+    if is_distillation and not has_scores and not teacher_path(loss):
+        raise UserError(
+            f"{groups.name} has no scores of a teacher, which the loss needs; name their columns "
+            "with --teacher-scores, or a model that computes them with --teacher"
+        )
     match loss:
         case CosineSimilarityLoss() | CoSENTLoss():
             if groups.scores is None:

@@ -12,13 +12,29 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.testing.models import small_config, small_model
+from bert_jax.config.sentence_embeddings import (
+    DistillKLDivLoss,
+    MarginMSELoss,
+    MaxSimRankingLoss,
+    SentenceEmbedding,
+    TextFile,
+)
+from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
-from bert_jax.models.sentence_encoder.config import MultiVectorEncoderConfig, SparseEncoderConfig
+from bert_jax.models.heads.config import RankingHead
+from bert_jax.models.sentence_encoder.config import (
+    MultiVectorEncoderConfig,
+    SentenceEncoderConfig,
+    SparseEncoderConfig,
+)
 from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
+from bert_jax.predict.predictor import Predictor
 from bert_jax.predict.sparse_embedder import SparseEmbedder
 from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.metrics import read_metrics
+from bert_jax.train.workloads.sentence_embeddings import teacher_targets
 from tests.helpers.one_device import one_device_mesh
 
 PLAIN = ("the", "a", "and", "by", "old")
@@ -33,12 +49,11 @@ def folder(tmp_path_factory) -> Path:
     draw = random.Random(0)
     with (folder / "train.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("query", "positive", "negative"))
+        writer.writerow(("query", "positive", "negative", "score", "other_score"))
         for _ in range(96):
             topic, other = draw.sample(TOPICS, 2)
-            writer.writerow(
-                " ".join((*draw.choices(PLAIN, k=4), word)) for word in (topic, topic, other)
-            )
+            texts = (" ".join((*draw.choices(PLAIN, k=4), word)) for word in (topic, topic, other))
+            writer.writerow((*texts, 1.5, -0.5))
     return folder
 
 
@@ -71,6 +86,60 @@ def test_splade_learns_and_becomes_sparse(folder, capsys):
     capsys.readouterr()
     assert main(["embed", f"{folder}/splade", "the sea"]) == 0
     assert json.loads(capsys.readouterr().out)["embedding"] == embed.weights(vectors)[0]
+
+
+@pytest.mark.parametrize(
+    "loss", ["splade-distill-kl", pytest.param("maxsim-margin-mse", marks=pytest.mark.slow)]
+)
+def test_scores_of_a_teacher_are_learned(folder, loss):
+    flags = ("--teacher-scores", "score,other_score", "--set", "train.phases.0.steps=12")
+    assert train(folder, loss, "--loss", loss, "--epochs", "1", *flags) == 0
+    losses = [each["loss"] for each in read_metrics(folder / f"{loss}/metrics.jsonl")]
+    assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
+
+
+def test_scores_of_a_cross_encoder_are_its_outputs(folder):
+    teacher = small_model(folder / "words", head=RankingHead())
+    export(teacher, folder / "teacher")
+    texts = [("the sea", "a net", "the old man"), ("a man", "a net", "a net")]
+    groups = TextGroups(name="t", texts=texts)
+    for loss in (MarginMSELoss(), MaxSimRankingLoss(distillation=DistillKLDivLoss())):
+        config = SentenceEmbedding(
+            model=small_config(),
+            sentence_encoder=MultiVectorEncoderConfig()
+            if isinstance(loss, MaxSimRankingLoss)
+            else SentenceEncoderConfig(),
+            loss=loss,
+        )
+        scores = teacher_targets(groups, config, str(folder / "teacher"))["label_logits"]
+        for (query, *candidates), of_query in zip(texts, scores, strict=True):
+            logits = [
+                each["logit"] for each in Predictor(teacher)([(query, c) for c in candidates])
+            ]
+            np.testing.assert_allclose(of_query, logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "message"),
+    [
+        (
+            ("s", "t"),
+            [{"s": 1, "t": "NaN"}],
+            r"line 1: the teacher's scores in 's', 't' are \[1, 'N",
+        ),
+        (("s",), [{"s": [1, 2, 3]}], r"\[1, 2, 3\]; expected 2 numbers, one for each text after"),
+        (("s",), [{"s": [1, 2]}, {"s": 2}], r"line 2: .* are \[2\]; expected 2 numbers"),
+        (("s",), [{"s": None}], r"are \[None\]; expected 2 numbers"),
+        (("score",), [{"s": [1, 2]}], "there is no column 'score'"),
+    ],
+)
+def test_errors_of_the_scores_of_a_teacher(tmp_path, columns, rows, message):
+    path, texts = tmp_path / "scored.jsonl", {"q": "a", "p": "b", "n": "c"}
+    path.write_text("".join(json.dumps({**texts, **row}) + "\n" for row in rows))
+    with pytest.raises(UserError, match=message):
+        read_text_groups(TextFile(path=str(path), texts=("q", "p", "n"), teacher_scores=columns))
+    with pytest.raises(ConfigError, match="a column of scores for each text after the first"):
+        TextFile(path=str(path), texts=("q", "p", "n"), teacher_scores=("a", "b", "c"))
 
 
 def test_static_queries_have_learned_weights(folder):

@@ -148,6 +148,12 @@ def test_teacher_vectors_are_learned_in_chunks(folder):
         (("--batch-size", "97"), "of the 96 training examples no 97 with different texts"),
         (("--batch-size", "16", "--chunk-size", "5"), "does not divide the batch_size 16"),
         (("--loss", "mse"), "--loss mse needs --teacher"),
+        (("--loss", "margin-mse", "--teacher", "x"), "needs 3 or more: query, positive, negatives"),
+        (
+            ("--loss", "distill-kl", "--texts", "first,second,score"),
+            "no scores of a teacher, which",
+        ),
+        (("--teacher-scores", "score"), "which MultipleNegativesRankingLoss does not use"),
         (("--teacher", "x"), "--loss multiple-negatives-ranking does not use --teacher"),
         (("--eval-every", "5"), "--eval-every needs --dev, which is not given"),
         (("--splits", "dev"), "columns does not use --splits"),
@@ -217,7 +223,7 @@ def test_groups_take_the_form_that_the_loss_reads():
             prepare_groups(four, loss)
 
 
-def test_margins_are_those_of_the_teacher(folder):
+def test_scores_are_the_dot_products_of_the_teacher(folder):
     from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_encoder
 
@@ -225,8 +231,8 @@ def test_margins_are_those_of_the_teacher(folder):
     triples = TextGroups(name="t", texts=[("a net", "the sea", "by the sea")])
     config = SentenceEmbedding(model=small_config(), loss=MarginMSELoss(teacher=teacher))
     query, positive, negative = Embedder(load_encoder(teacher))(triples.texts[0])
-    (margin,) = teacher_targets(triples, config, teacher)["label_values"]
-    assert margin == pytest.approx(query @ positive - query @ negative, abs=1e-5)
+    (scores,) = teacher_targets(triples, config, teacher)["label_logits"]
+    assert scores == pytest.approx([query @ positive, query @ negative], abs=1e-5)
     wide = SentenceEmbedding(model=small_config(hidden_size=32), loss=MSELoss(teacher=teacher))
     with pytest.raises(ConfigError, match=r"vectors of 16 components.*those of the model have 32"):
         teacher_targets(triples, wide, teacher)
