@@ -1,6 +1,7 @@
 """Covers bert_jax/objectives/retrieval_embeddings.py; values are in tests/parity/."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,11 +158,12 @@ def test_configs_are_read_back_and_checked():
     ):
         with pytest.raises(ConfigError, match=message):
             dataclasses.replace(SPLADE, **changes)
-    for changes, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"scale": 0.0}, "scale is 0.0"),
         ({"query_regularizer_weight": -1.0}, "query_regularizer_weight is -1.0"),
         ({"regularizer_warmup_ratio": 2.0}, "regularizer_warmup_ratio is 2.0"),
-    ):
+    ]
+    for changes, message in wrong:
         with pytest.raises(ConfigError, match=message):
             SpladeLoss(**changes)
     for name in ("splade", "splade distillation"):  # its regularization reads the whole batch
