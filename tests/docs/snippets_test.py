@@ -211,7 +211,7 @@ def test_search_guide(exported):
     with Path("pairs.csv").open("w", newline="") as file:
         pairs = [(f"the old man {n}", f"repairs a net {n}") for n in range(6)]
         csv.writer(file).writerows([("question", "answer"), *pairs])
-    assert len(run_page(DOCS / "how_to/search.md", make_short)) == 7
+    assert len(run_page(DOCS / "how_to/search.md", make_short)) == 8
     assert (exported.parent / "cross-encoder/config.json").is_file()
 
 

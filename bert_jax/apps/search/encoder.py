@@ -1,17 +1,28 @@
 """Embeds queries and documents for search, and identifies the model that does."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from bert_jax.config import config_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.interop.sentence_folder import EmbeddingKind
 from bert_jax.models.sentence_encoder.config import PoolingMode
 from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
-from bert_jax.pretrained.embedding_model import sentence_model_of
-from bert_jax.pretrained.load import AnyModel, require_encoder
+from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
+from bert_jax.predict.sparse_embedder import SparseEmbedder
+from bert_jax.pretrained.embedding_model import (
+    MultiVectorModel,
+    SparseModel,
+    embedding_kind,
+    multi_vector_model_of,
+    sentence_model_of,
+    sparse_model_of,
+)
+from bert_jax.pretrained.load import AnyModel, LoadedModel, require_encoder
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 
 _QUERY_PROMPTS = ("query",)
@@ -33,17 +44,39 @@ class EncoderId(NamedTuple):
 
 
 class TextEncoder(Protocol):
-    """Embeds texts; what builds and queries an index needs. Relevance is the dot product."""
+    """Embeds texts; what builds and queries an index needs.
+
+    Relevance is the dot product, or MaxSim of several vectors.
+
+    Attributes:
+      num_truncated: number of documents so far that are longer than `max_length` tokens.
+    """
 
     id: EncoderId
+    kind: EmbeddingKind
+    max_length: int
+    num_truncated: int
 
-    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the vectors of documents, float32 [n, D]."""
+    def encode_documents(self, texts: Sequence[str]) -> Any:
+        """Returns the vectors of documents by their kind.
+
+        dense          float32 [n, D]
+        sparse         SciPy's csr_array, float32 [n, V]
+        multi_vector   a list of n arrays, float32 [tokens, E]
+        """
         ...
 
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the vectors of queries, float32 [n, D]."""
+    def encode_queries(self, texts: Sequence[str]) -> Any:
+        """Returns the vectors of queries; see `encode_documents`."""
         ...
+
+
+class DenseEncoder(Protocol):
+    """Embeds each text as one dense vector, float32 [D]; relevance is the dot product."""
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray: ...
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray: ...
 
 
 class EmbedderEncoder:
@@ -56,6 +89,8 @@ class EmbedderEncoder:
     Attributes:
       num_truncated: number of documents so far that are longer than `max_length` tokens.
     """
+
+    kind: EmbeddingKind = "dense"
 
     def __init__(self, model: AnyModel, *, pooling: PoolingMode | None = None):
         """Moves the model to the device.
@@ -107,11 +142,119 @@ class EmbedderEncoder:
         return normalize_vectors(vectors) if self._is_normalized else vectors, sum(truncated)
 
 
+class SparseTextEncoder:
+    """Embeds texts with a `SparseEmbedder`, queries and documents each with their prompt.
+
+    Attributes:
+      num_truncated: number of documents so far that are longer than `max_length` tokens.
+    """
+
+    kind: EmbeddingKind = "sparse"
+
+    def __init__(self, model: LoadedModel):
+        """Moves the model to the device; UserError as `SparseEmbedder`."""
+        sparse_model = sparse_model_of(model)
+        self._embed = SparseEmbedder(sparse_model)
+        self.id = _encoder_id(sparse_model)
+        self.max_length, self.num_truncated = sparse_model.max_length, 0
+
+    def encode_documents(self, texts: Sequence[str]) -> csr_array:
+        """Returns the vectors of documents, float32 [n, V]; UserError if one is not finite."""
+        vectors, truncated = self._embed.embed(texts)
+        self.num_truncated += sum(truncated)
+        return self._checked(vectors)
+
+    def encode_queries(self, texts: Sequence[str]) -> csr_array:
+        """Returns the vectors of queries, float32 [n, V]; UserError if one is not finite."""
+        return self._checked(self._embed(texts, role="query"))
+
+    def _checked(self, vectors: csr_array) -> csr_array:
+        check_finite_texts(np.split(vectors.data, vectors.indptr[1:-1]), self.id.model)
+        return vectors
+
+
+class MultiVectorTextEncoder:
+    """Embeds texts with a `MultiVectorEmbedder`, queries and documents each with their prompt.
+
+    The vectors of a query of a model with the similarity "meanmaxsim" are divided by their number,
+    so that the sum of their largest dot products is the mean.
+
+    Attributes:
+      num_truncated: number of documents so far that are longer than `max_length` tokens.
+    """
+
+    kind: EmbeddingKind = "multi_vector"
+
+    def __init__(self, model: LoadedModel):
+        """Moves the model to the device; UserError as `MultiVectorEmbedder`."""
+        multi_vector_model = multi_vector_model_of(model)
+        self._embed = MultiVectorEmbedder(multi_vector_model)
+        self.id = _encoder_id(multi_vector_model)
+        self.max_length = self._embed.config.length_of_role("document", model.config.max_length)
+        self.num_truncated = 0
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns float32 [tokens, E] of each document; UserError if a vector is not finite."""
+        embedded = self._embed.embed(texts)
+        self.num_truncated += sum(each.is_truncated for each in embedded)
+        return check_finite_texts([each.vectors for each in embedded], self.id.model)
+
+    def encode_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns float32 [tokens, E] of each query; UserError if a vector is not finite."""
+        vectors = check_finite_texts(self._embed(texts, role="query"), self.id.model)
+        if self._embed.config.similarity == "maxsim":
+            return vectors
+        return [each / np.float32(max(len(each), 1)) for each in vectors]
+
+
+def text_encoder_of(model: AnyModel, *, pooling: PoolingMode | None = None) -> TextEncoder:
+    """Returns the encoder of a dense, sparse or multi-vector model.
+
+    Args:
+      pooling: as for `EmbedderEncoder`.
+
+    Raises:
+      ConfigError: there is a pooling for a model that is not dense.
+      UserError: as the encoders.
+    """
+    model = require_encoder(model, "embed")
+    kind = embedding_kind(model)
+    if pooling is not None and kind != "dense":
+        raise ConfigError(
+            f"{model.path} is a {kind.replace('_', '-')} model, which does not use --pooling; "
+            "remove it"
+        )
+    match kind:
+        case "dense":
+            return EmbedderEncoder(model, pooling=pooling)
+        case "sparse":
+            return SparseTextEncoder(model)
+        case "multi_vector":
+            return MultiVectorTextEncoder(model)
+
+
+def _encoder_id(model: SparseModel | MultiVectorModel) -> EncoderId:
+    digests = paths.fingerprint(model.params), config_lib.fingerprint(model.config)
+    return EncoderId(model.model.path, "-".join(digests))
+
+
+def check_finite_texts(vectors: list[np.ndarray], model: str) -> list[np.ndarray]:
+    """Returns `vectors`; raises a UserError that names `model` if a text has one not finite."""
+    for index, each in enumerate(vectors):
+        if not np.isfinite(each).all():
+            raise _not_finite(index, len(vectors), model)
+    return vectors
+
+
 def check_finite_vectors(vectors_ND: np.ndarray, model: str) -> None:
     """Raises a UserError that names `model` if a vector is not finite."""
     broken = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
     if broken.size:
-        raise UserError(
-            f"{model}: the vector of text {broken[0] + 1} of {len(vectors_ND)} has values that are "
-            "not finite; use an earlier checkpoint, or fetch the model again"
-        )
+        raise _not_finite(int(broken[0]), len(vectors_ND), model)
+
+
+def _not_finite(index: int, count: int, model: str) -> UserError:
+    return UserError(
+        f"{model}: the vector of text {index + 1} of {count} has values that are not finite; use "
+        "an earlier checkpoint, or fetch the model again"
+    )

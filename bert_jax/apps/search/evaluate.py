@@ -7,7 +7,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.apps.search.documents import RetrievalSet
-from bert_jax.apps.search.encoder import TextEncoder
+from bert_jax.apps.search.encoder import DenseEncoder
 from bert_jax.apps.search.nearest import NO_ROW, Bm25, Neighbors, exact_neighbors, fuse_ranks
 from bert_jax.predict.reranker import Reranker
 from bert_jax.tasks.metrics.retrieval import retrieval_metrics
@@ -22,7 +22,7 @@ Metrics = dict[str, float]
 
 def evaluate_retrieval(
     retrieval_set: RetrievalSet,
-    encoder: TextEncoder | None = None,
+    encoder: DenseEncoder | None = None,
     reranker: Reranker | None = None,
     *,
     num_candidates: int = DEPTH,

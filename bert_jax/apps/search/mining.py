@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from bert_jax.apps.search.encoder import TextEncoder
+from bert_jax.apps.search.encoder import DenseEncoder
 from bert_jax.apps.search.nearest import Neighbors, exact_neighbors
 from bert_jax.errors import ConfigError, UserError, check_range
 
@@ -83,7 +83,7 @@ class Triple(NamedTuple):
 
 def find_hard_negatives(
     pairs: Sequence[tuple[str, str]],
-    encoder: TextEncoder,
+    encoder: DenseEncoder,
     config: HardNegatives,
     corpus: Sequence[str] = (),
 ) -> list[Triple]:

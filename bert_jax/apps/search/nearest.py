@@ -7,7 +7,8 @@ Words are lowercased runs of two or more letters and digits; English stop words 
 nothing is stemmed.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,33 +48,52 @@ def exact_neighbors(
     check_queries(queries_QD, vectors_ND.shape[1])
     check_top_k(top_k, len(vectors_ND))
     parts = [
-        _search_blocks(
-            queries_QD[start : start + _QUERIES_PER_BLOCK], vectors_ND, top_k, block_size
+        neighbors_by_blocks(
+            functools.partial(_dot_products, queries_QD[start : start + _QUERIES_PER_BLOCK]),
+            vectors_ND,
+            top_k,
+            block_size,
         )
         for start in range(0, len(queries_QD), _QUERIES_PER_BLOCK)
     ]
-    if not parts:
-        return Neighbors(np.zeros((0, top_k), np.int64), np.zeros((0, top_k), np.float32))
-    return Neighbors(
-        np.concatenate([part.rows for part in parts]),
-        np.concatenate([part.scores for part in parts]),
-    )
+    return concatenate_neighbors(parts, top_k)
 
 
-def _search_blocks(
-    queries_QD: np.ndarray, vectors_ND: np.ndarray, top_k: int, block_size: int
+def _dot_products(queries_QD: np.ndarray, vectors_ND: np.ndarray) -> np.ndarray:
+    return queries_QD @ np.asarray(vectors_ND).T
+
+
+def neighbors_by_blocks(
+    score: Callable[[Any], np.ndarray], vectors: Any, top_k: int, block_size: int
 ) -> Neighbors:
-    rows = np.zeros((len(queries_QD), 0), np.int64)
-    scores = np.zeros((len(queries_QD), 0), np.float32)
-    for start in range(0, len(vectors_ND), block_size):
-        block_scores = queries_QD @ np.asarray(vectors_ND[start : start + block_size]).T
+    """Returns the largest scores of each query, from the scores of a block of rows at a time.
+
+    Args:
+      score: maps rows of `vectors` to their scores, float32 [Q, rows].
+      vectors: what has a length and slices.
+    """
+    rows: np.ndarray | None = None
+    scores = np.zeros((0, 0), np.float32)
+    for start in range(0, len(vectors), block_size):
+        block_scores = score(vectors[start : start + block_size])
         block = top_scores(block_scores, min(top_k, block_scores.shape[1]))
+        if rows is None:
+            rows, scores = block.rows, block.scores
+            continue
         rows = np.concatenate([rows, block.rows + start], axis=1)
         scores = np.concatenate([scores, block.scores], axis=1)
         # A stable sort: rows of earlier blocks stay before later ones with the same score.
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+    assert rows is not None  # an index has at least one document
     return Neighbors(rows, scores)
+
+
+def concatenate_neighbors(parts: Sequence[Neighbors], top_k: int) -> Neighbors:
+    """Returns the neighbors of the queries of all parts, [0, top_k] without a part."""
+    rows = np.concatenate([np.zeros((0, top_k), np.int64), *(part.rows for part in parts)])
+    scores = [np.zeros((0, top_k), np.float32), *(part.scores for part in parts)]
+    return Neighbors(rows, np.concatenate(scores))
 
 
 # Equal scores keep the order of the documents; metrics of retrieval order them by id, as trec_eval
@@ -224,10 +244,8 @@ class Bm25:
         """
         check_top_k(top_k, self._num_documents)
         parts = [top_scores(self._scores(words)[None], top_k) for words in self._words(queries)]
-        rows = np.concatenate([np.zeros((0, top_k), np.int64), *(part.rows for part in parts)])
-        scores = [np.zeros((0, top_k), np.float32), *(part.scores for part in parts)]
-        scores = np.concatenate(scores)
-        return Neighbors(np.where(scores > 0, rows, NO_ROW), scores)
+        found = concatenate_neighbors(parts, top_k)
+        return found._replace(rows=np.where(found.scores > 0, found.rows, NO_ROW))
 
     def _words(self, texts: Sequence[str]) -> list[list[str]]:
         return self._bm25s.tokenize(

@@ -1,4 +1,4 @@
-"""Covers bert_jax/apps/search/index.py, index.py, documents.py and rerank.py, and the verbs.
+"""Covers bert_jax/apps/search/index.py, build.py and documents.py, and the verbs.
 
 Most tests embed with random vectors of words instead of a model.
 """
@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.apps.search import index as index_module
+from bert_jax.apps.search import build as build_module
+from bert_jax.apps.search.build import build_index
 from bert_jax.apps.search.documents import Document, read_collection, read_retrieval_set
 from bert_jax.apps.search.encoder import EncoderId, check_finite_vectors
-from bert_jax.apps.search.index import (
-    SearchIndex,
-    build_index,
-)
+from bert_jax.apps.search.index import SearchIndex
+from bert_jax.apps.search.stored_vectors import DenseVectors
 from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.interop.sentence_folder import EmbeddingKind
 from bert_jax.models.heads.config import RankingHead
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 
@@ -32,6 +32,9 @@ DOCUMENTS = [
 
 class WordEncoder:
     """Embeds a text as the normalized sum of a random vector of each word."""
+
+    kind: EmbeddingKind = "dense"
+    max_length, num_truncated = 512, 0
 
     def __init__(self, width: int = 32, fingerprint: str = "words"):
         self.id = EncoderId("word model", fingerprint)
@@ -50,6 +53,11 @@ class WordEncoder:
         return np.random.default_rng(zlib.crc32(word.encode())).normal(size=self.width)
 
 
+def vectors_of(index: SearchIndex) -> np.ndarray:
+    assert isinstance(index.vectors, DenseVectors)
+    return index.vectors.matrix
+
+
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
     folder = tmp_path_factory.mktemp("index") / "index"
@@ -57,7 +65,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
     return SearchIndex(folder)
 
 
-@pytest.mark.parametrize("method", ["dense", "approximate", "bm25", "hybrid"])
+@pytest.mark.parametrize("method", ["exact", "approximate", "bm25", "hybrid"])
 def test_document_is_the_best_for_its_own_text(index, method):
     queries = [document.text for document in DOCUMENTS[:5]]
     found = index.search(WordEncoder(), queries, 3, method)
@@ -66,20 +74,20 @@ def test_document_is_the_best_for_its_own_text(index, method):
         assert DOCUMENTS[hits[0].row] == hits[0].document
         scores = [hit.score for hit in hits]
         assert scores == sorted(scores, reverse=True)
-        if method == "dense":
+        if method == "exact":
             assert hits[0].document.text == document.text and scores[0] == pytest.approx(1)
 
 
 def test_query_without_a_word_of_the_documents(index):
     encoder = WordEncoder()
     assert index.search(None, ["zebra"], 3, "bm25") == [[]]
-    dense, hybrid = (index.search(encoder, ["zebra"], 3, m)[0] for m in ("dense", "hybrid"))
+    dense, hybrid = (index.search(encoder, ["zebra"], 3, m)[0] for m in ("exact", "hybrid"))
     assert [hit.row for hit in hybrid] == [hit.row for hit in dense]
 
 
 def test_files_of_the_index_are_complete(index):
     expected = WordEncoder().encode_documents([document.text for document in DOCUMENTS])
-    np.testing.assert_array_equal(index.vectors, expected)
+    np.testing.assert_array_equal(vectors_of(index), expected)
     assert index.documents(range(30)) == DOCUMENTS and len(index) == 30
     names = {path.name for path in index.folder.iterdir()}
     assert names == {
@@ -98,7 +106,7 @@ class InterruptedEncoder(WordEncoder):
 
 
 def test_interrupted_build_continues(tmp_path, monkeypatch, index):
-    monkeypatch.setattr(index_module, "_GROUP_SIZE", 4)
+    monkeypatch.setattr(build_module, "_GROUP_SIZE", 4)
     output = tmp_path / "index"
     with pytest.raises(KeyboardInterrupt):
         build_index(output, DOCUMENTS, InterruptedEncoder())
@@ -106,7 +114,7 @@ def test_interrupted_build_continues(tmp_path, monkeypatch, index):
     encoder = WordEncoder()
     continued = build_index(output, DOCUMENTS, encoder)
     assert len(encoder.texts) == 30 - 8
-    np.testing.assert_array_equal(continued.vectors, index.vectors)
+    np.testing.assert_array_equal(vectors_of(continued), vectors_of(index))
 
 
 def test_complete_index_is_opened_without_embedding(index):
@@ -117,7 +125,7 @@ def test_complete_index_is_opened_without_embedding(index):
 
 @pytest.mark.parametrize("change", ["documents", "model"])
 def test_interrupted_build_of_another_index_starts_again(tmp_path, monkeypatch, change):
-    monkeypatch.setattr(index_module, "_GROUP_SIZE", 4)
+    monkeypatch.setattr(build_module, "_GROUP_SIZE", 4)
     with pytest.raises(KeyboardInterrupt):
         build_index(tmp_path / "index", DOCUMENTS, InterruptedEncoder())
     encoder = WordEncoder(fingerprint="other") if change == "model" else WordEncoder()
@@ -139,7 +147,7 @@ def test_bad_input_of_a_build(tmp_path, monkeypatch, index):
     with pytest.raises(UserError, match="no text to index"):
         build_index(tmp_path / "empty", [], WordEncoder())
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(index_module, "_GROUP_SIZE", 4)
+    monkeypatch.setattr(build_module, "_GROUP_SIZE", 4)
     with pytest.raises(UserError, match="documents 5 to 8 have the width 33, but those before"):
         build_index(tmp_path / "widths", DOCUMENTS, ChangingWidthEncoder())
     with pytest.raises(UserError, match="index of other texts; choose another --output"):
@@ -165,11 +173,11 @@ def test_bad_input_of_a_query(tmp_path, index):
     with pytest.raises(UserError, match="no graph for approximate search"):
         exact_only.search(WordEncoder(), ["red"], 1, "approximate")
     np.save(exact_only.folder / "vectors.npy", np.zeros((3, 32), np.float32))
-    with pytest.raises(UserError, match=r"shape \[3, 32\].*describes 4 documents of width 32"):
+    with pytest.raises(UserError, match=r"shape \[3, 32\]; expected \[4, 32\], for 4 documents"):
         SearchIndex(exact_only.folder)
     info = json.loads((exact_only.folder / "index.json").read_text())
-    (exact_only.folder / "index.json").write_text(json.dumps({**info, "version": 2}))
-    with pytest.raises(UserError, match="version of the format is 2; expected 1"):
+    (exact_only.folder / "index.json").write_text(json.dumps({**info, "version": 1}))
+    with pytest.raises(UserError, match="version of the format is 1; expected 2"):
         SearchIndex(exact_only.folder)
 
 
@@ -266,7 +274,9 @@ def test_verbs_index_query_and_rerank(tmp_path, capsys, monkeypatch):
     assert main(["search", "index", "model", *files, "--output", folder]) == 0
     assert "4 texts, vectors of width 16" in capsys.readouterr().out
     assert main(["search", "index", "model", *files, "--output", folder]) == 0
-    assert "4 texts, vectors of width 16, complete since" in capsys.readouterr().out
+    assert (
+        "4 texts, vectors of width 16, 64 bytes a text, complete since" in capsys.readouterr().out
+    )
 
     (tmp_path / "long.txt").write_text("the " * 40 + "\na net\n")
     long = ["--file", str(tmp_path / "long.txt"), "--output", str(tmp_path / "long")]

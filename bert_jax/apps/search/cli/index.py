@@ -17,9 +17,13 @@ HELP = "embed a collection of texts for search"
 EPILOG = f"""examples:
   bert-jax search index exported --file 'books/*.txt' --output index
   bert-jax search index exported --file corpus.jsonl --output index --approximate
+  bert-jax search index exported --file more.jsonl --output index --append
+  bert-jax search index splade --file corpus.jsonl --output sparse-index
 
 {MODEL_WITHOUT_HEAD}
-The prompts "query" and "document" (or "passage", "corpus") of a model are used if it has them.
+A sparse model (SPLADE) gets an inverted index of its tokens, a multi-vector model (ColBERT) the
+vectors of all tokens. The prompts "query" and "document" (or "passage", "corpus") of a model are
+used if it has them.
 
 A .jsonl file has an object with "text" on each line, and optionally "_id" (or "id") and "title",
 which is put in front of the text. Other files have a text on each line, whose id is "FILE:LINE".
@@ -40,25 +44,32 @@ class Arguments(EncodingArguments, PoolingArguments, ModelArguments):
     approximate: bool = switch(
         "a graph for approximate search as well, for millions of texts (needs usearch)"
     )
+    append: bool = switch("add the texts to the index; those that it has are left out")
 
 
 def run(args: Arguments) -> None:
     """Writes the index and prints its size."""
+    from bert_jax.apps.search.build import build_index
     from bert_jax.apps.search.documents import read_collection
-    from bert_jax.apps.search.encoder import EmbedderEncoder
-    from bert_jax.apps.search.index import INFO, build_index
+    from bert_jax.apps.search.encoder import text_encoder_of
+    from bert_jax.apps.search.index import INFO, SearchIndex
     from bert_jax.io.atomic_io import check_new_folder
     from bert_jax.pretrained.load import load_encoder
 
     output = Path(args.output)
-    existed = (output / INFO).is_file()
-    if not existed:
-        check_new_folder(output)  # before the model is read, which takes longer
+    existed = args.append or (output / INFO).is_file()
+    if existed:
+        num_before = len(SearchIndex(output))  # before the model is read, which takes longer
+    else:
+        num_before = 0
+        check_new_folder(output)
     documents = read_collection(args.file, encoding=args.encoding, errors=args.errors)
-    encoder = EmbedderEncoder(load_encoder(args.model), pooling=args.pooling)
-    index = build_index(output, documents, encoder, approximate=args.approximate)
-    state = ", complete since an earlier call" if existed else ""
-    print(f"{output}: {len(index):,} texts, vectors of width {index.info.width}{state}")
+    encoder = text_encoder_of(load_encoder(args.model), pooling=args.pooling)
+    index = build_index(
+        output, documents, encoder, approximate=args.approximate, append=args.append
+    )
+    state = ", complete since an earlier call" if len(index) == num_before else ""
+    print(f"{output}: {len(index):,} texts, {index.describe_vectors()}{state}")
     if encoder.num_truncated:
         print(
             f"{encoder.num_truncated:,} texts were truncated to {encoder.max_length} tokens; split "

@@ -19,10 +19,11 @@ EPILOG = """examples:
   bert-jax search query index "Who repairs the nets?" --rerank runs/cross-encoder
 
 INDEX is a folder that `bert-jax search index` wrote. Methods:
-  dense        cosine of the vectors, compared with all texts
+  exact        the vectors of all texts: cosine, dot products of a sparse model, or MaxSim of a
+               multi-vector model
   approximate  the same through a graph, which finds most of them (search index --approximate)
   bm25         the words that query and text share; reads no model
-  hybrid       dense and bm25, combined by their ranks
+  hybrid       exact and bm25, combined by their ranks
 With --rerank, a cross-encoder orders the best --candidates texts again. With --json, each query is
 one line: {"query", "hits": [{"id", "score", "text"}]}.
 """
@@ -39,7 +40,7 @@ class Arguments(RerankArguments, TextArguments):
     top_k: int | None = flag(
         "K", f"texts for each query (default: {_DEFAULT_TOP_K}, or all if there are fewer)"
     )
-    method: Literal["dense", "approximate", "bm25", "hybrid"] = flag("", "way of ranking", "dense")
+    method: Literal["exact", "approximate", "bm25", "hybrid"] = flag("", "way of ranking", "exact")
     model: str | None = flag("MODEL", "copy of the index's model (default: its path in INDEX)")
     json: bool = switch("output as JSON lines")
 
@@ -52,7 +53,7 @@ class Arguments(RerankArguments, TextArguments):
 
 def run(args: Arguments) -> None:
     """Prints the texts for each query, in order."""
-    from bert_jax.apps.search.encoder import EmbedderEncoder
+    from bert_jax.apps.search.encoder import text_encoder_of
     from bert_jax.apps.search.index import SearchIndex, rerank_hits
     from bert_jax.apps.search.nearest import check_top_k
     from bert_jax.predict.reranker import Reranker
@@ -64,7 +65,7 @@ def run(args: Arguments) -> None:
     encoder = None
     if args.method != "bm25":
         model = load_encoder(args.model or index.info.model)
-        encoder = EmbedderEncoder(model, pooling=index.info.pooling)
+        encoder = text_encoder_of(model, pooling=index.info.pooling)
         index.check_encoder(encoder)
     reranker = Reranker(load_encoder(args.rerank)) if args.rerank else None
     for queries in text_groups(args):
