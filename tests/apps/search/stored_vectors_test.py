@@ -1,4 +1,7 @@
-"""Covers indexes of sparse and multi-vector models: search, appending, damage, and the verbs."""
+"""Covers bert_jax/apps/search/stored_vectors.py: indexes of sparse and multi-vector models.
+
+Search is compared with NumPy; then builds that stop, appending, damage, and the verbs.
+"""
 
 import itertools
 import json
