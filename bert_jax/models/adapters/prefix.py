@@ -122,7 +122,7 @@ class PrefixAttention(nnx.Module):
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns what `SelfAttention` returns; the weights are [B, H, L, n + L]."""
-        if mask.bias is not None or mask.radius is not None:
+        if any(x is not None for x in (mask.bias, mask.radius, mask.rotary)):
             raise ConfigError(
                 "train.tuning.method is PrefixTuning, which is not implemented for attention with "
                 "relative positions or windows; expected another method, such as LoRA"

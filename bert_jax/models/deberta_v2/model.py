@@ -34,7 +34,7 @@ from bert_jax.models.layers.stack import run_layers
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("q_segment_ids", "kv_segment_ids", "bias", "relative_embeddings"),
+    data_fields=("q_segment_ids", "kv_segment_ids", "bias", "rotary", "relative_embeddings"),
     meta_fields=("causal", "radius"),
 )
 @dataclass(frozen=True)

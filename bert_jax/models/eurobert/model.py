@@ -1,5 +1,7 @@
 """Defines the EuroBERT encoder: RMS norm, rotary positions, grouped-query attention, no biases."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,12 +14,8 @@ from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import layer_norm
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
-from bert_jax.models.layers.pre_norm import (
-    AttentionInputs,
-    PreNormBlock,
-    PreNormDropouts,
-    rotary_table,
-)
+from bert_jax.models.layers.pre_norm import PreNormBlock, PreNormDropouts
+from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
 from bert_jax.models.layers.stack import run_layers
 from bert_jax.models.modernbert.model import PARAMETER_AXES as MODERNBERT_AXES
 
@@ -69,14 +67,13 @@ class EuroBertEncoder(nnx.Module):
         )
         x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
         mask = make_attention_mask(attention_mask, packing_ids, causal)
-        config, length = self.config, input_ids.shape[1]
-        table = rotary_table(length, config.head_width, config.rope_theta, position_ids)
-        attention_inputs = {_LAYER_TYPE: AttentionInputs(mask, table)}
+        frequencies = inverse_frequencies(self.config.head_width, self.config.rope_theta)
+        table = rotary_table(input_ids.shape[1], frequencies, position_ids)
         output = run_layers(
             self.layers,
             self.compute,
             x_BLD,
-            attention_inputs,
+            {_LAYER_TYPE: dataclasses.replace(mask, rotary=table)},
             layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,

@@ -15,11 +15,12 @@ from bert_jax.models.layers.fused_attention import AttentionParams, fused_attent
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.local_attention import local_attention
 from bert_jax.models.layers.matmul import attention_scores, softmax_attention
+from bert_jax.models.layers.rotary import RotaryTable
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("q_segment_ids", "kv_segment_ids", "bias"),
+    data_fields=("q_segment_ids", "kv_segment_ids", "bias", "rotary"),
     meta_fields=("causal", "radius"),
 )
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class AttentionMask:
       causal: whether a query attends only to its own position and those before it.
       bias: float32, added to the scaled scores, broadcastable to [B, H, L, L]; None for 0.
       radius: the largest distance between a query and its keys; None for no limit.
+      rotary: the rotations of queries and keys; None for none.
     """
 
     q_segment_ids: jax.Array
@@ -39,6 +41,7 @@ class AttentionMask:
     causal: bool
     bias: jax.Array | None = None
     radius: int | None = None
+    rotary: RotaryTable | None = None
 
     def mask_BHQK(self) -> jax.Array:
         """Returns the mask, bool, broadcastable to [B, H, L, L]: True where a query attends."""
@@ -112,6 +115,10 @@ class SelfAttention(nnx.Module):
           None unless `return_attention_weights`.
         """
         q, k, v = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
+        if mask.rotary is not None:
+            B, L, D = x_BLD.shape
+            head_shape = (B, L, -1, D // self.num_heads)
+            q, k = (mask.rotary.rotate(x.reshape(head_shape)).reshape(x.shape) for x in (q, k))
         return self.attend(
             q, k, v, mask, dropout_seed, return_attention_weights=return_attention_weights
         )

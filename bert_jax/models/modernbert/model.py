@@ -13,12 +13,8 @@ from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import layer_norm
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
-from bert_jax.models.layers.pre_norm import (
-    AttentionInputs,
-    PreNormBlock,
-    PreNormDropouts,
-    rotary_table,
-)
+from bert_jax.models.layers.pre_norm import PreNormBlock, PreNormDropouts
+from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
 from bert_jax.models.layers.stack import repeating_span, run_layers
 from bert_jax.models.modernbert.config import ModernBertConfig
 
@@ -70,20 +66,21 @@ class ModernBertEncoder(nnx.Module):
         mask = make_attention_mask(attention_mask, packing_ids, causal)
         config, length = self.config, input_ids.shape[1]
         head_width = config.hidden_size // config.num_attention_heads
-        attention_inputs = {
-            "full_attention": AttentionInputs(
-                mask, rotary_table(length, head_width, config.global_rope_theta, position_ids)
-            ),
-            "sliding_attention": AttentionInputs(
-                dataclasses.replace(mask, radius=config.radius),
-                rotary_table(length, head_width, config.local_rope_theta, position_ids),
+        global_rotary, local_rotary = (
+            rotary_table(length, inverse_frequencies(head_width, theta), position_ids)
+            for theta in (config.global_rope_theta, config.local_rope_theta)
+        )
+        masks = {
+            "full_attention": dataclasses.replace(mask, rotary=global_rotary),
+            "sliding_attention": dataclasses.replace(
+                mask, radius=config.radius, rotary=local_rotary
             ),
         }
         output = run_layers(
             self.layers,
             self.compute,
             x_BLD,
-            attention_inputs,
+            masks,
             layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,

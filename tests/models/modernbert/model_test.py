@@ -1,4 +1,4 @@
-"""Covers bert_jax/models/modernbert/ and layers/: pre_norm.py, stack.py."""
+"""Covers bert_jax/models/modernbert/ and layers/: pre_norm.py, rotary.py, stack.py."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import pytest
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import ComputeConfig, NoPositions
-from bert_jax.models.layers.pre_norm import rotary_table
+from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
 from bert_jax.models.layers.stack import Span, repeating_span
 from bert_jax.models.model import build_network
 from bert_jax.models.modernbert.config import ModernBertConfig, alternating_layers
@@ -132,7 +132,7 @@ def test_attention_weights_of_local_layers_stay_in_the_window():
 
 def test_products_of_rotated_vectors_depend_on_the_distance_only():
     q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 64)) for i in range(2))
-    table = rotary_table(32, 64, 10_000.0, None)
+    table = rotary_table(32, inverse_frequencies(64, 10_000.0), None)
     q, k = (table.rotate(jnp.broadcast_to(x, (1, 32, 1, 64))) for x in (q, k))
     products = np.einsum("BQHK,BLHK->QL", q, k)
     for distance in (0, 3, -7):
