@@ -9,7 +9,7 @@ from bert_jax.config.text import TokenizerKind
 from bert_jax.errors import ConfigError
 from bert_jax.text.files import DocumentUnit
 
-HELP = "train a WordPiece, byte-level BPE or Unigram tokenizer on text files"
+HELP = "train a WordPiece, byte-level BPE or Unigram tokenizer on text files, or take ESM-2's"
 
 EPILOG = """\
 example:
@@ -64,7 +64,7 @@ def run(args: Arguments) -> None:
         document_unit=args.document_unit,
     )
     print(f"{args.output}: {tokenizer.kind}, {tokenizer.vocab_size} tokens", end="")
-    if tokenizer.vocab_size < args.vocab_size:
+    if tokenizer.vocab_size < args.vocab_size and args.kind != "amino_acids":
         print(f" ({args.vocab_size} requested, but the text does not have that many)", end="")
     print(f", fingerprint {tokenizer.fingerprint[:12]}")
     # A pattern that the shell has replaced may be thousands of files.

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from bert_jax.errors import ConfigError, check_range
 
-TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
+TokenizerKind = Literal["wordpiece", "bpe", "unigram", "amino_acids"]
 TOKENIZER_KINDS: tuple[TokenizerKind, ...] = get_args(TokenizerKind)
 
 
@@ -14,7 +14,8 @@ class TokenizerTrainingConfig:
     """Sets how a tokenizer is trained.
 
     Attributes:
-      kind: "wordpiece" (BERT), "bpe" (byte-level BPE, RoBERTa) or "unigram" (ALBERT, T5).
+      kind: "wordpiece" (BERT), "bpe" (byte-level BPE, RoBERTa), "unigram" (ALBERT, T5);
+        "amino_acids" has the 33 tokens of ESM-2 for proteins, whatever the text and other fields.
       vocab_size: number of ids, special tokens included; a small corpus may give fewer.
       cased: whether to keep upper case (and, for WordPiece, accents). Byte-level BPE always does.
       min_frequency: how often a pair of tokens must occur to be merged (WordPiece and BPE).

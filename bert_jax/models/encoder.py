@@ -13,6 +13,7 @@ from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
+from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
@@ -35,6 +36,7 @@ EncoderConfig = (
     | DebertaV2Config
     | ModernBertConfig
     | EuroBertConfig
+    | EsmConfig
 )
 """The config of an encoder of any family.
 

@@ -40,6 +40,9 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra import huggingface as electra
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig, EncoderDecoderConfig
+from bert_jax.models.esm import huggingface as esm
+from bert_jax.models.esm import model as esm_model
+from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert import huggingface as eurobert
 from bert_jax.models.eurobert import model as eurobert_model
 from bert_jax.models.eurobert.config import EuroBertConfig
@@ -117,6 +120,7 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
     EuroBertConfig: Family(
         eurobert_model.EuroBertEncoder, eurobert_model.PARAMETER_AXES, eurobert.HUGGING_FACE
     ),
+    EsmConfig: Family(esm_model.EsmEncoder, esm_model.PARAMETER_AXES, esm.HUGGING_FACE),
 }
 """The families of encoders by their config class."""
 

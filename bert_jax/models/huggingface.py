@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import Activation
-from bert_jax.params.name_table import Ignored, NameMapping, NameTable
+from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -134,6 +135,24 @@ def read_transformer_fields(
     return {name: read(external, fields[name]) for name, external in named if external is not None}
 
 
+def read_rope_theta(read: ReadField, default: float) -> float:
+    """Reads the base of the rotation angles that are the same in all layers.
+
+    Args:
+      default: the base if the file has none in `rope_parameters`, where transformers 5 has it.
+
+    Raises:
+      ConfigError: the angles are scaled, or the base is no number.
+    """
+    rope = read("rope_parameters", {})
+    if rope.get("rope_type", "default") != "default":
+        raise ConfigError(f"rope_parameters is {rope!r}; only the rope_type 'default' is supported")
+    theta = rope.get("rope_theta", default)
+    if isinstance(theta, bool) or not isinstance(theta, int | float):
+        raise ConfigError(f"rope_parameters.rope_theta is {theta!r}; expected a number")
+    return float(theta)
+
+
 def transformer_fields(config: EncoderConfig, family_format: HuggingFaceFormat) -> dict[str, Any]:
     """Returns the content of config.json that comes from fields of `TransformerConfig`."""
     values = {name: getattr(config, name) for name in _TRANSFORMER_FIELDS}
@@ -238,7 +257,7 @@ class TyingTables(NamedTuple):
 def tying_tables(
     title: str,
     prefix: str,
-    names: Sequence[NameMapping],
+    names: Sequence[NameMapping | Packed],
     *,
     decoder: str,
     decoder_bias: str,

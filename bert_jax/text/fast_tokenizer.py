@@ -40,6 +40,7 @@ from bert_jax.text.tokenizer_json import (
     declared_template,
     errors_of_library,
     is_bert_tokenizer,
+    is_esm_tokenizer,
     is_panic,
     is_roberta_tokenizer,
     make_post_processor,
@@ -48,7 +49,12 @@ from bert_jax.text.tokenizer_json import (
     tokens_by_id,
 )
 
-_KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
+_KINDS = {
+    "WordPiece": "wordpiece",
+    "BPE": "bpe",
+    "Unigram": "unigram",
+    "WordLevel": "word_level",
+}
 _SPACE_MARKS = ("Ġ", "▁")
 
 
@@ -74,6 +80,8 @@ class HuggingFaceTokenizer(Tokenizer):
         if kind == "wordpiece":
             prefix = model["continuing_subword_prefix"]
             continues_word = [token.startswith(prefix) for token in tokens]
+        elif kind == "word_level":
+            continues_word = [False] * len(tokens)
         else:
             continues_word = [not token.startswith(_SPACE_MARKS) for token in tokens]
         self._source = source
@@ -142,6 +150,10 @@ class HuggingFaceTokenizer(Tokenizer):
                 # before a word.
                 "trim_offsets": True,
             }
+        elif is_esm_tokenizer(rules):
+            # Hugging Face's class takes a last line break for one more token.
+            files["vocab.txt"] = "\n".join(self._tokens)
+            config = {"tokenizer_class": "EsmTokenizer"}
         added = {t["content"]: t for t in rules["added_tokens"]}
         for role, token in saved_roles(self.special_tokens.as_dict(), self.template).items():
             entry = added.get(token)
@@ -223,8 +235,8 @@ def byte_level_bpe_backend(
     return backend
 
 
-def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
-    """Loads a `vocab.txt`: the token on line n + 1 has id n."""
+def read_vocabulary(path: Path) -> list[str]:
+    """Reads the tokens of a `vocab.txt`; UserError if it is empty or has a token twice."""
     # Not `splitlines`, which also breaks lines at characters such as U+2028, which may be tokens.
     tokens = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if tokens == [""]:
@@ -239,7 +251,13 @@ def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenize
                 f"{number}; expected each token once. Download the file again or remove one line"
             )
         line_numbers[token] = number
-    vocab = {token: number - 1 for token, number in line_numbers.items()}
+    return tokens
+
+
+def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
+    """Loads a `vocab.txt`: the token on line n + 1 has id n."""
+    tokens = read_vocabulary(path)
+    vocab = {token: i for i, token in enumerate(tokens)}
     special_tokens = find_special_tokens(vocab, config, path)
     ordinary_tokens = set(tokens) - usual_special_tokens() - set(special_tokens.as_dict().values())
     # Only the special tokens are left out: BERT's [unused12] and the like are lower case.

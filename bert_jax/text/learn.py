@@ -277,7 +277,12 @@ def train_tokenizer(
       UserError: there is no text, or the vocabulary size is too small for the alphabet.
     """
     reader = _CorpusReader(texts)
-    train_functions = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}
+    train_functions = {
+        "wordpiece": _train_wordpiece,
+        "bpe": _train_bpe,
+        "unigram": _train_unigram,
+        "amino_acids": _count_amino_acids,
+    }
     tokenizer = train_functions[config.kind](reader, config)
     return tokenizer, reader.stats()
 
@@ -380,6 +385,15 @@ def _train_bpe(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokeniz
     model = json.loads(backend.to_str())["model"]
     trained_backend = byte_level_bpe_backend(model["vocab"], merge_pairs(model), ROBERTA_TOKENS)
     return HuggingFaceTokenizer(trained_backend, ROBERTA_TOKENS, "trained")
+
+
+def _count_amino_acids(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokenizer:
+    from bert_jax.text.protein import esm_tokenizer
+
+    del config
+    for _ in texts:  # the manifest has the number of characters
+        pass
+    return esm_tokenizer()
 
 
 def _train_unigram(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokenizer:

@@ -19,10 +19,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Loads a tokenizer from a file or folder.
 
     Args:
-      path: `vocab.txt` (WordPiece), `tokenizer.json`, `vocab.json` with `merges.txt` in the same
-        folder (byte-level BPE), a SentencePiece `.model`, or a folder with one of these. A
-        `tokenizer_config.json` in the same folder sets lower-casing and special tokens. Without
-        one, a vocab.txt is uncased if none of its tokens contains an upper-case letter.
+      path: `vocab.txt` (WordPiece, or amino acids with the class `EsmTokenizer`),
+        `tokenizer.json`, `vocab.json` with `merges.txt` in the same folder (byte-level BPE), a
+        SentencePiece `.model`, or a folder with one of these. A `tokenizer_config.json` in the same
+        folder has the class and sets lower-casing and special tokens. Without one, a vocab.txt is
+        uncased if none of its tokens contains an upper-case letter.
 
     Raises:
       UserError: the path does not exist, a file is damaged, a token occurs twice, or a special
@@ -92,6 +93,10 @@ def _load_file(path: Path) -> Tokenizer:
 
     if path.name.endswith("tokenizer.json"):
         return fast_tokenizer.load_tokenizer_json(path, config)
+    if path.suffix == ".txt" and config.get("tokenizer_class") == "EsmTokenizer":
+        from bert_jax.text import protein
+
+        return protein.load_protein_tokenizer(path, config)
     if path.suffix == ".txt":
         return fast_tokenizer.load_wordpiece(path, config)
     if path.suffix == ".json":

@@ -28,12 +28,12 @@ _T5_NAMES = {"cls": ("</s>",), "mask": (SENTINEL.format(0),)}
 TOKENIZER_INFO_FILE = "vocabulary.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-# For each role, its token in the vocabularies of BERT, of RoBERTa and T5, and of EuroBERT.
+# For each role, its token in the vocabularies of BERT, of RoBERTa and T5, of EuroBERT and of ESM-2.
 _ROLE_NAMES = {
     "pad": ("[PAD]", "<pad>", "<|end_of_text|>"),
     "unk": ("[UNK]", "<unk>", "<|end_of_text|>"),
-    "cls": ("[CLS]", "<s>", "<|begin_of_text|>"),
-    "sep": ("[SEP]", "</s>", "<|end_of_text|>"),
+    "cls": ("[CLS]", "<s>", "<|begin_of_text|>", "<cls>"),
+    "sep": ("[SEP]", "</s>", "<|end_of_text|>", "<eos>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 
@@ -78,7 +78,7 @@ class Tokenizer(ABC):
     as in Hugging Face's tokenizers. Tokenizers can be pickled.
 
     Attributes:
-      kind: "wordpiece", "bpe", "unigram" or "sentencepiece".
+      kind: "wordpiece", "bpe", "unigram", "word_level" or "sentencepiece".
       vocab_size: number of ids; ids are 0 .. vocab_size - 1.
       special_tokens: the strings of the five special tokens.
       pad_id, unk_id, cls_id, sep_id, mask_id: their ids.
@@ -202,7 +202,7 @@ def check_unicode(texts: Sequence[str]) -> None:
 
 
 def usual_special_tokens() -> set[str]:
-    """Returns the special tokens of BERT, RoBERTa, T5 and EuroBERT."""
+    """Returns the special tokens of BERT, RoBERTa, T5, EuroBERT and ESM-2."""
     return {token for names in _ROLE_NAMES.values() for token in names}
 
 

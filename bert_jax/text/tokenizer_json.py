@@ -74,6 +74,15 @@ def is_roberta_tokenizer(rules: Mapping[str, Any]) -> bool:
     )
 
 
+def is_esm_tokenizer(rules: Mapping[str, Any]) -> bool:
+    """Returns whether Hugging Face's EsmTokenizer has the same rules: a token for each letter."""
+    steps = (rules["pre_tokenizer"] or {}).get("pretokenizers", ())
+    return rules["model"].get("type") == "WordLevel" and [step["type"] for step in steps] == [
+        "WhitespaceSplit",
+        "Split",
+    ]
+
+
 def declared_template(post_processor: Mapping[str, Any] | None) -> InputTemplate | None:
     """Returns the template that a post-processor declares; None if it is none of ours."""
     if post_processor is None:

@@ -43,6 +43,8 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
         ("**/bias", False),
         ("**/scale", False),
         ("heads/*/log_variance", False),
+        # They have no gradient, so they would only decay.
+        ("**/untrained/*", False),
         # The weights of static queries would decay to 0, which no query without its token corrects.
         ("sentence_head/query_weights", False),
     ],

@@ -15,6 +15,7 @@ from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, F
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
+from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.layers.config import (
     LearnedPositions,
@@ -152,6 +153,19 @@ def _distilbert_fields(config: DistilBertConfig) -> dict[str, Any]:
         "attention_dropout": config.attention_probs_dropout_prob,
         "attn_implementation": "eager",
     }
+
+
+def _esm_fields(config: EsmConfig) -> dict[str, Any]:
+    fields = {
+        **bert_fields(config),
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": config.token_dropout,
+        "mask_token_id": config.mask_token_id,
+        "pad_token_id": 1,
+    }
+    del fields["hidden_act"]  # it has only one
+    return fields
 
 
 def _eurobert_fields(config: EuroBertConfig) -> dict[str, Any]:
@@ -319,6 +333,26 @@ FAMILIES: dict[str, Family] = {
         ),
         fields=lambda config: {**bert_fields(config), "embedding_size": config.embedding_size},
         parts={"Model": ENCODER, "ForPreTraining": ("replaced_token",), "ForMaskedLM": MASKED_LM},
+    ),
+    # The mask of random batches, so that token dropout scales each sequence by another factor.
+    "esm": Family(
+        prefix=lambda config: "Esm",
+        small=EsmConfig(
+            **_small(),
+            positions=NoPositions(max_position_embeddings=40),
+            mask_token_id=4,
+        ),
+        medium=EsmConfig(
+            **_medium(num_hidden_layers=3),
+            positions=NoPositions(max_position_embeddings=200),
+            mask_token_id=4,
+            layer_norm_eps=1e-6,
+            hidden_dropout_prob=0.2,
+        ),
+        fields=_esm_fields,
+        heads=("sequence", "token"),
+        parts={"Model": ("pooler",), "ForMaskedLM": MASKED_LM},
+        pad_token_id=1,
     ),
     "eurobert": Family(
         prefix=lambda config: "EuroBert",

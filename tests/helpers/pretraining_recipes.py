@@ -36,7 +36,7 @@ from bert_jax.text.learn import train_tokenizer_from_files
 
 LENGTH = 32
 BERT_CORPUS, ROBERTA_CORPUS, TEACHER = "prepared", "prepared-bpe", "teacher"
-T5_CORPUS = "prepared-t5"
+T5_CORPUS, ESM_CORPUS = "prepared-t5", "prepared-esm"
 
 # The recipe of each model, its arguments, and the corpus with the special tokens of the model.
 RECIPES: dict[str, tuple[str, list[str], str]] = {
@@ -47,6 +47,7 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "mpnet": ("mpnet", [], ROBERTA_CORPUS),
     "modernbert": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
     "masked diffusion": ("masked_diffusion", ["size=ettin-17m"], BERT_CORPUS),
+    "esm": ("esm", [], ESM_CORPUS),
     "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
     "longformer": ("long_sequences", ["model=longformer"], ROBERTA_CORPUS),
     "bigbird": ("long_sequences", ["model=bigbird"], BERT_CORPUS),
@@ -56,13 +57,15 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
 
 
 def prepare_recipes(folder: Path) -> Path:
-    """Writes corpora with the special tokens of BERT, RoBERTa and T5, and a teacher."""
+    """Writes corpora with the special tokens of BERT, RoBERTa, T5 and ESM-2, and a teacher."""
     prepared = prepare_corpus(folder)
     text = str(folder / "text/*.txt")
     source = TextFiles(text)
     for corpus, training in (
         (ROBERTA_CORPUS, TokenizerTrainingConfig(kind="bpe", vocab_size=280)),
         (T5_CORPUS, TokenizerTrainingConfig(kind="unigram", vocab_size=64, sentinels=8)),
+        # A small letter is unknown, so a sentence has few tokens.
+        (ESM_CORPUS, TokenizerTrainingConfig(kind="amino_acids")),
     ):
         tokenizer_folder, output = str(folder / training.kind), str(folder / corpus)
         train_tokenizer_from_files([text], tokenizer_folder, training)

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from bert_jax.export.export import export
-from bert_jax.models.layers.pre_norm import inverse_frequencies
+from bert_jax.models.layers.rotary import inverse_frequencies
 from bert_jax.pretrained.load import load_encoder
 from tests.helpers.families import FAMILIES
 from tests.helpers.folder_parity import check_states, check_texts

@@ -20,6 +20,7 @@ from bert_jax.models.huggingface import (
     HuggingFaceFormat,
     ReadField,
     dense_names,
+    read_rope_theta,
     read_transformer_fields,
 )
 from bert_jax.models.layers.config import Activation, NoPositions
@@ -115,7 +116,7 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Eu
         hidden_act=activation,
         positions=NoPositions(max_position_embeddings=read("max_position_embeddings", 8192)),
         num_key_value_heads=read("num_key_value_heads", fields["num_attention_heads"]),
-        rope_theta=_read_theta(read),
+        rope_theta=read_rope_theta(read, read("rope_theta", 10_000.0)),
         classifier_pooling=_POOLINGS[pooling],
     )
     if (width := read("head_dim", config.head_width)) != config.head_width:
@@ -124,17 +125,6 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Eu
             f"{config.head_width}"
         )
     return config
-
-
-def _read_theta(read: ReadField) -> float:
-    """Reads the base of the rotation angles, which transformers 4 had in another field."""
-    rope = read("rope_parameters", {})
-    if rope.get("rope_type", "default") != "default":
-        raise ConfigError(f"rope_parameters is {rope!r}; only the rope_type 'default' is supported")
-    theta = rope.get("rope_theta", read("rope_theta", 10_000.0))
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
-        raise ConfigError(f"rope_parameters.rope_theta is {theta!r}; expected a number")
-    return float(theta)
 
 
 def _config_fields(config: EuroBertConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from flax import nnx
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import Activation, ComputeConfig
-from bert_jax.models.layers.dropout import dropout
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import layer_norm, linear
 
 NUM_DROPOUT_SITES = 3
@@ -60,6 +60,35 @@ class FeedForward(nnx.Module):
         return self.output(activate(self.intermediate(x_BLD), self.activation))
 
 
+class GatedFeedForward(nnx.Module):
+    """Computes output(activation(intermediate(x)) * gate(x)), as in Shazeer 2020."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        *,
+        dropout_rate: float = 0.0,
+        output_bias: bool = False,
+        output_stddev: float | None = None,
+    ):
+        """Builds the layers; `output_stddev` None initializes all of them alike."""
+        D, F = config.hidden_size, config.intermediate_size
+        self.intermediate = linear(D, F, config, compute, rngs, use_bias=False)
+        self.gate = linear(D, F, config, compute, rngs, use_bias=False)
+        self.output = linear(
+            F, D, config, compute, rngs, use_bias=output_bias, stddev=output_stddev
+        )
+        self.activation: Activation = config.hidden_act
+        self.dropout_rate = dropout_rate
+
+    def __call__(self, x_BLD: jax.Array, dropout_seed: DropoutSeed | None = None) -> jax.Array:
+        """Maps [B, L, D] to [B, L, D]; dropout is applied to the gated activations."""
+        gated = activate(self.intermediate(x_BLD), self.activation) * self.gate(x_BLD)
+        return self.output(dropout(gated, self.dropout_rate, dropout_seed))
+
+
 class PostNormBlock(nnx.Module):
     """Computes norm(x + sublayer(x)) for attention and for feed-forward: the layer of BERT."""
 
@@ -69,13 +98,16 @@ class PostNormBlock(nnx.Module):
         compute: ComputeConfig,
         rngs: nnx.Rngs,
         attention: nnx.Module | None = None,
+        feed_forward: nnx.Module | None = None,
     ):
-        """Initializes all parameters; `attention` None is `SelfAttention`."""
+        """Initializes all parameters; None is `SelfAttention` and `FeedForward`."""
         self.attention: Any = (
             SelfAttention(config, compute, rngs) if attention is None else attention
         )
         self.attention_norm = layer_norm(config, compute)
-        self.feed_forward = FeedForward(config, compute, rngs)
+        self.feed_forward: Any = (
+            FeedForward(config, compute, rngs) if feed_forward is None else feed_forward
+        )
         self.feed_forward_norm = layer_norm(config, compute)
         self.dropout_rate = config.hidden_dropout_prob
 
@@ -90,20 +122,21 @@ class PostNormBlock(nnx.Module):
         """Applies the layer.
 
         Args:
-          dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout.
+          dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout. One more
+            seed is for dropout inside the feed-forward layer.
 
         Returns:
           The output [B, L, D], and the attention weights, float32 [B, H, L, L], or None unless
           `return_attention_weights`.
         """
-        attn_seed, residual_seed, ffn_seed = (
+        attn_seed, residual_seed, ffn_seed, *inner_seeds = (
             (None,) * NUM_DROPOUT_SITES if dropout_seeds is None else dropout_seeds
         )
         attn_out, attention_weights = self.attention(
             x_BLD, mask, attn_seed, return_attention_weights=return_attention_weights
         )
         x_BLD = self.attention_norm.add(x_BLD, dropout(attn_out, self.dropout_rate, residual_seed))
-        ffn_out = self.feed_forward(x_BLD)
+        ffn_out = self.feed_forward(x_BLD, *inner_seeds)
         return self.feed_forward_norm.add(
             x_BLD, dropout(ffn_out, self.dropout_rate, ffn_seed)
         ), attention_weights

@@ -11,10 +11,10 @@ from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
-from bert_jax.models.layers.config import Activation, ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout
-from bert_jax.models.layers.linear import layer_norm, linear, output_stddev
-from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, activate
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import dropout
+from bert_jax.models.layers.linear import layer_norm, output_stddev
+from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, GatedFeedForward
 
 
 class PreNormDropouts(NamedTuple):
@@ -22,32 +22,6 @@ class PreNormDropouts(NamedTuple):
 
     attention_output: float
     feed_forward: float
-
-
-class GatedFeedForward(nnx.Module):
-    """Computes output(activation(intermediate(x)) * gate(x)) without biases (Shazeer 2020)."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        compute: ComputeConfig,
-        rngs: nnx.Rngs,
-        dropout_rate: float,
-    ):
-        D, F = config.hidden_size, config.intermediate_size
-        self.intermediate = linear(D, F, config, compute, rngs, use_bias=False)
-        self.gate = linear(D, F, config, compute, rngs, use_bias=False)
-        # Output kernels start smaller, because the residual stream adds up 2 N of their outputs.
-        self.output = linear(
-            F, D, config, compute, rngs, use_bias=False, stddev=output_stddev(config)
-        )
-        self.activation: Activation = config.hidden_act
-        self.dropout_rate = dropout_rate
-
-    def __call__(self, x_BLD: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
-        """Maps [B, L, D] to [B, L, D]; dropout is applied to the gated activations."""
-        gated = activate(self.intermediate(x_BLD), self.activation) * self.gate(x_BLD)
-        return self.output(dropout(gated, self.dropout_rate, dropout_seed))
 
 
 class PreNormBlock(nnx.Module):
@@ -75,7 +49,14 @@ class PreNormBlock(nnx.Module):
             config, compute, rngs, use_bias=False, output_stddev=output_stddev(config)
         )
         self.feed_forward_norm = layer_norm(config, compute)
-        self.feed_forward = GatedFeedForward(config, compute, rngs, dropouts.feed_forward)
+        # Output kernels start smaller, because the residual stream adds up 2 N of their outputs.
+        self.feed_forward = GatedFeedForward(
+            config,
+            compute,
+            rngs,
+            dropout_rate=dropouts.feed_forward,
+            output_stddev=output_stddev(config),
+        )
         self.layer_type = layer_type
         self.has_attention_norm = has_attention_norm
         self.attention_output_dropout = dropouts.attention_output

@@ -1,0 +1,120 @@
+"""Describes ESM-2's Hugging Face format: config.json fields and tensor names.
+
+ESM-1b and ESMFold have the same `model_type` and are refused by the fields in which they differ.
+"""
+
+import re
+from typing import Any
+
+from bert_jax.models.esm.config import EsmConfig
+from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
+    BlockNames,
+    HuggingFaceFormat,
+    ReadField,
+    SupportedValues,
+    block_names,
+    canonical_name,
+    dense_names,
+    norm_names,
+    read_transformer_fields,
+    tying_tables,
+)
+from bert_jax.models.layers.config import Activation, NoPositions
+from bert_jax.params.name_table import Ignored, NameMapping
+
+_DECODER, _LM_BIAS = "lm_head.decoder.weight", "lm_head.bias"
+_TOKEN_EMBEDDINGS = "esm.embeddings.word_embeddings.weight"
+_FREQUENCIES = "esm.rotary_embeddings.inv_freq"
+_FREQUENCIES_OF_LAYER = "esm.encoder.layer.*.attention.self.rotary_embeddings.inv_freq"
+# The first layer of published files; transformers 5 writes an asterisk for the number.
+_OLD_FREQUENCIES = re.compile(re.escape(_FREQUENCIES_OF_LAYER).replace(r"\*", r"(0|\*)"))
+
+# Both norms are in front of what has the name here.
+_BLOCK = BlockNames(attention_norm="attention.LayerNorm", output_norm="LayerNorm")
+_NAMES = [
+    NameMapping("encoder/embeddings/word_embeddings/embedding", _TOKEN_EMBEDDINGS),
+    NameMapping("encoder/untrained/inverse_frequencies", _FREQUENCIES),
+    *block_names("encoder/layers/*", "esm.encoder.layer.*", _BLOCK),
+    *norm_names("encoder/final_norm", "esm.encoder.emb_layer_norm_after"),
+    NameMapping(
+        "encoder/untrained/contact_kernel", "esm.contact_head.regression.weight", transposed=True
+    ),
+    NameMapping("encoder/untrained/contact_bias", "esm.contact_head.regression.bias"),
+    *dense_names("pooler/dense", "esm.pooler.dense"),
+    *dense_names("masked_lm/transform", "lm_head.dense"),
+    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("classifier", "classifier"),
+    *dense_names("classifier/dense", "classifier.dense"),
+    *dense_names("classifier/out_proj", "classifier.out_proj"),
+]
+TABLES = tying_tables(
+    "Hugging Face ESM-2",
+    "esm",
+    _NAMES,
+    decoder=_DECODER,
+    decoder_bias=_LM_BIAS,
+    lm_bias=_LM_BIAS,
+    ignored=[
+        Ignored("esm.embeddings.position_embeddings.weight", "unused, in published files"),
+        Ignored(_FREQUENCIES_OF_LAYER, "the same in every layer"),
+    ],
+)
+_FIELD_NAMES: dict[str, str | None] = {"hidden_act": None, "type_vocab_size": None}
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> EsmConfig:
+    del model_type  # there is only one
+    return EsmConfig(
+        **read_transformer_fields(read, _FIELD_NAMES),
+        hidden_act=activation,
+        positions=NoPositions(max_position_embeddings=read("max_position_embeddings", 1026)),
+        rope_theta=read("rope_theta", 10_000.0),
+        token_dropout=read("token_dropout", False),
+        mask_token_id=read("mask_token_id", None),
+    )
+
+
+def _config_fields(config: EsmConfig) -> dict[str, Any]:
+    return {
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "rope_theta": config.rope_theta,
+        "token_dropout": config.token_dropout,
+        "mask_token_id": config.mask_token_id,
+    }
+
+
+def _canonical(name: str) -> str:
+    """Returns today's name of a tensor from an old file or from a file of the bare encoder."""
+    if name.split(".")[0] in ("contact_head", "rotary_embeddings"):
+        name = f"esm.{name}"
+    name = canonical_name(name, "esm")
+    return _FREQUENCIES if _OLD_FREQUENCIES.fullmatch(name) else name
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"esm": "Esm"},
+    heads={"Model": ("pooler",), "ForMaskedLM": ("masked_lm",)},
+    fixed_fields={
+        **FIXED_FIELDS,
+        "position_embedding_type": SupportedValues(
+            ("rotary",), default="absolute", reason="ESM-1b has learned positions"
+        ),
+        "emb_layer_norm_before": SupportedValues(
+            (False, None), default=None, reason="ESM-1b has a norm before its layers"
+        ),
+        "is_folding_model": False,
+    },
+    read_config=_read_config,
+    model_type=lambda config: "esm",
+    config_fields=_config_fields,
+    names=TABLES.names,
+    canonical=_canonical,
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
+    decoder_bias=_LM_BIAS,
+    lm_bias=_LM_BIAS,
+    field_names=_FIELD_NAMES,
+    missing_task_classes=("ForQuestionAnswering", "ForMultipleChoice"),
+)
