@@ -5,6 +5,7 @@ families_test.py compares its outputs and folders. Covers bert_jax/text/protein.
 
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_contacts(tmp_path):
         ids[row, length - 1], ids[row, length:], mask[row, length:] = 2, 1, 0
     with torch.no_grad():
         expected = model.predict_contacts(torch.tensor(ids).long(), torch.tensor(mask).long())
-    encoder = build_network(SMALL, ("masked_lm",)).merge(loaded.params).encoder
+    encoder: Any = build_network(SMALL, ("masked_lm",)).merge(loaded.params).encoder
     found = encoder.predict_contacts(ids, mask)
     assert found.shape == (3, 18, 18) and expected.std() > 0.01
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)

@@ -59,7 +59,8 @@ def test_gradients_of_masked_lm(tmp_path, name):
         types = np.zeros_like(ids)
         logits = forward(params, config, {**fields, "token_type_ids": types})["masked_lm"]
         log_likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)
-        return -jnp.sum(jnp.where(is_real, log_likelihoods[..., 0], 0.0)) / np.float32(is_real.sum())
+        total = jnp.sum(jnp.where(is_real, log_likelihoods[..., 0], 0.0))
+        return -total / np.float32(is_real.sum())
 
     found_loss, found = loss_and_gradients(params)
     np.testing.assert_allclose(found_loss, loss.item(), rtol=1e-6)
