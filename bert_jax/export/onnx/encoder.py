@@ -32,8 +32,8 @@ from bert_jax.models.layers.config import (
     NoPositions,
     PaddingOffsetPositions,
 )
-from bert_jax.models.layers.pre_norm import inverse_frequencies
 from bert_jax.models.layers.relative_bias import relative_position_buckets
+from bert_jax.models.layers.rotary import inverse_frequencies
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.roberta.config import RobertaConfig
