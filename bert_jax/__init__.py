@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder as MultiVectorEmbedder
     from bert_jax.predict.predictor import Predictor as Predictor
     from bert_jax.predict.sparse_embedder import SparseEmbedder as SparseEmbedder
+    from bert_jax.predict.unmasker import Unmasker as Unmasker
     from bert_jax.pretrained.load import load_model as load_model
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "MultiVectorEmbedder",
     "Predictor",
     "SparseEmbedder",
+    "Unmasker",
     "__version__",
     "finetune",
     "load_model",
@@ -58,6 +60,8 @@ def __getattr__(name: str) -> Any:
             from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder as value
         case "SparseEmbedder":
             from bert_jax.predict.sparse_embedder import SparseEmbedder as value
+        case "Unmasker":
+            from bert_jax.predict.unmasker import Unmasker as value
         case "Predictor":
             from bert_jax.predict.predictor import Predictor as value
         case "load_model":

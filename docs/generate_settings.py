@@ -22,7 +22,7 @@ from typing import Any
 from bert_jax.apps.curate.plan import CurationConfig
 from bert_jax.apps.serve.config import ServerConfig
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.generation import GenerationConfig
+from bert_jax.config.generation import GenerationConfig, UnmaskingConfig
 from bert_jax.config.recipes import import_file, shipped_recipes
 from bert_jax.config.text import TokenizerTrainingConfig
 
@@ -34,7 +34,8 @@ ROOTS: dict[type, str] = {
     Experiment: "",
     CurationConfig: "of a recipe of `bert-jax curate`, see [its page](../how_to/curate.md)",
     TokenizerTrainingConfig: "of `bert-jax tokenizer train`",
-    GenerationConfig: "of `bert-jax generate` and `Generator`",
+    GenerationConfig: "of `bert-jax generate` and `Generator`, for encoder-decoders",
+    UnmaskingConfig: "of `bert-jax generate` and `Unmasker`, for encoders",
     ServerConfig: "of `bert-jax serve`",
 }
 """The configs that hold all others, and where they are set if not by `--set`."""

@@ -93,3 +93,34 @@ class GenerationConfig:
                 f"min_new_tokens is {self.min_new_tokens}, expected 0 to max_new_tokens, which is "
                 f"{self.max_new_tokens}"
             )
+
+
+UnmaskingOrder = Literal["confidence", "random"]
+"""Which masks become tokens first: those of which the model is most sure, or random ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnmaskingConfig:
+    """Holds the settings of generation by an encoder, which replaces masks after a text.
+
+    Attributes:
+      num_tokens: masks that are added after each text.
+      num_steps: forward passes for a text, each of which replaces some masks; None: one for each
+        mask.
+      order: which masks are replaced first.
+    """
+
+    num_tokens: int = 64
+    num_steps: int | None = None
+    order: UnmaskingOrder = "confidence"
+    decoding: Greedy | Sampling = Greedy()  # how the token of a mask is chosen
+
+    def __post_init__(self) -> None:
+        check_range("num_tokens", self.num_tokens, at_least=0)
+        if self.num_steps is not None:
+            check_range("num_steps", self.num_steps, at_least=1)
+
+    @property
+    def seed(self) -> int:
+        """Returns the seed of random tokens and of a random order."""
+        return self.decoding.seed if isinstance(self.decoding, Sampling) else 0

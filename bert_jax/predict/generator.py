@@ -453,7 +453,7 @@ class Generator:
         if not isinstance(model, LoadedSeq2Seq):
             raise UserError(
                 f"{model.path} is an encoder, which has no decoder, so it cannot generate text; "
-                "expected T5 or BART; `bert-jax fill-mask` predicts tokens at masks"
+                "expected T5 or BART; bert_jax.Unmasker and `bert-jax fill-mask` replace masks"
             )
         self._tokenizer = require_tokenizer(model)
         _check_sizes(model, self._tokenizer, settings)

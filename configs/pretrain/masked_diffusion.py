@@ -2,6 +2,7 @@
 
     bert-jax pretrain masked_diffusion --run runs/diffusion \\
         --arg corpus=data/train heldout=data/heldout
+    bert-jax generate runs/diffusion --max-new-tokens 64 "It was a dark and stormy night."
 
 The network is ModernBERT's with global attention in all layers, close to MDLM's, which also has
 rotary positions. What differs from masked LM:

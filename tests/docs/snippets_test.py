@@ -335,6 +335,11 @@ def test_api_page(exported):
         assert not run_page(DOCS / "api.md", make_short)
 
 
+@pytest.mark.slow  # tests/predict/unmasker_test.py runs the same
+def test_guide_to_generation(exported):
+    assert len(run_page(DOCS / "how_to/generate.md", make_short)) == 3
+
+
 def test_every_page_with_code_is_run_by_a_test_of_this_file():
     calls = re.findall(r'run_page\((?:ROOT|DOCS) / "([^"]+)"', Path(__file__).read_text())
     with_code = {
