@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bert_jax.apps.search.compression import CompressedTokenVectors
 from bert_jax.apps.search.documents import Document
 from bert_jax.apps.search.encoder import TextEncoder
 from bert_jax.apps.search.growing_array import open_array
 from bert_jax.apps.search.nearest import NO_ROW, Bm25, Neighbors, check_top_k, fuse_ranks
-from bert_jax.apps.search.stored_vectors import DenseVectors, open_vectors
+from bert_jax.apps.search.stored_vectors import DenseVectors, VectorFormat, open_vectors
 from bert_jax.config.config_lib import from_json
 from bert_jax.errors import ConfigError, UserError, describe_folder
-from bert_jax.interop.sentence_folder import EmbeddingKind
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.sentence_encoder.config import PoolingMode
 from bert_jax.predict.reranker import Reranker
@@ -41,7 +41,7 @@ class IndexInfo:
 
     Attributes:
       version: of the format.
-      kind: of the model and its vectors.
+      vectors: how they are stored.
       model: the path of the model that embedded the texts.
       fingerprint: of its parameters, pooling and prompts.
       pooling: the pooling that was chosen; None: as in the model.
@@ -51,7 +51,7 @@ class IndexInfo:
     """
 
     version: int = FORMAT_VERSION
-    kind: EmbeddingKind
+    vectors: VectorFormat
     model: str
     fingerprint: str
     pooling: PoolingMode | None
@@ -73,9 +73,12 @@ Method = Literal["exact", "approximate", "bm25", "hybrid"]
 
 exact         the vectors of all documents: the cosine or dot product of dense vectors, the dot
               product of sparse ones, MaxSim of multi-vector models
-approximate   the same for dense vectors, through a graph that finds most of the best documents
+approximate   the same, through what finds most of the best documents: a graph of dense vectors, the
+              centroids of compressed ones
 bm25          the words that query and document share; needs no model
 hybrid        the ranks of the vectors and of "bm25", fused (Cormack et al. 2009)
+
+The default is "approximate" for compressed vectors, otherwise "exact"; "hybrid" uses it, too.
 """
 
 
@@ -112,7 +115,7 @@ class SearchIndex:
                 f"{FORMAT_VERSION}: index the texts again"
             )
         self.vectors = open_vectors(
-            self.folder, self.info.kind, self.info.num_documents, self.info.width
+            self.folder, self.info.vectors, self.info.num_documents, self.info.width
         )
         self._offsets = open_array(self.folder / OFFSETS)
         if self._offsets.shape != (len(self) + 1,):
@@ -128,13 +131,15 @@ class SearchIndex:
     def describe_vectors(self) -> str:
         """Returns the kind of the vectors and their size, such as "vectors of width 384"."""
         info, size = self.info, self.vectors.num_bytes / len(self)
-        match info.kind:
+        match info.vectors.kind:
             case "dense":
                 text = f"vectors of width {info.width}"
             case "sparse":
                 text = f"sparse vectors of width {info.width}"
             case "multi_vector":
                 text = f"vectors of width {info.width} for each token"
+                if info.vectors.bits is not None:
+                    text += f" in {info.vectors.bits} bits"
         return f"{text}, {size:,.0f} bytes a text"
 
     def documents(self, rows: Sequence[int]) -> list[Document]:
@@ -150,7 +155,7 @@ class SearchIndex:
         encoder: TextEncoder | None,
         queries: Sequence[str],
         top_k: int = 10,
-        method: Method = "exact",
+        method: Method | None = None,
     ) -> list[list[Hit]]:
         """Returns the best documents of each query, the best first.
 
@@ -182,21 +187,22 @@ class SearchIndex:
         encoder: TextEncoder | None,
         queries: Sequence[str],
         top_k: int,
-        method: Method = "exact",
+        method: Method | None = None,
     ) -> Neighbors:
         """Returns the numbers and scores of the best documents; see `search`."""
         check_top_k(top_k, len(self))
+        default: Method = "exact" if self.info.vectors.bits is None else "approximate"
         for query in queries:
             if not query.strip():
                 raise UserError("a query has no text; expected words to search for")
-        match method:
+        match method or default:
             case "exact":
                 return self.vectors.exact(self._encode(encoder, queries), top_k)
             case "approximate":
-                if not isinstance(self.vectors, DenseVectors):
+                if not isinstance(self.vectors, DenseVectors | CompressedTokenVectors):
                     raise UserError(
-                        f"{self.folder} has {self.info.kind.replace('_', '-')} vectors, which are "
-                        "searched exactly; leave out --method approximate"
+                        f"{self.folder} has {self.describe_vectors()}, which are searched exactly; "
+                        "leave out --method approximate"
                     )
                 return self.vectors.approximate(self._encode(encoder, queries), top_k)
             case "bm25":
@@ -206,7 +212,7 @@ class SearchIndex:
                 # the best of the fused one.
                 num_candidates = min(max(top_k, _CANDIDATES_TO_FUSE), len(self))
                 rankings = [
-                    self.neighbors(encoder, queries, num_candidates, "exact"),
+                    self.neighbors(encoder, queries, num_candidates, default),
                     self._bm25.search(queries, num_candidates),
                 ]
                 return fuse_ranks(rankings, top_k)
@@ -223,7 +229,7 @@ class SearchIndex:
                 "texts again"
             )
 
-    def _encode(self, encoder: TextEncoder | None, queries: Sequence[str]) -> np.ndarray:
+    def _encode(self, encoder: TextEncoder | None, queries: Sequence[str]) -> Any:
         if encoder is None:
             raise TypeError("encoder is None; expected the model that embedded the documents")
         self.check_encoder(encoder)

@@ -7,11 +7,16 @@
                    weights.npy         float32 [W]
     multi_vector   lengths.npy         int32 [N], the number of vectors of each document
                    token_vectors.npy   float32 [T, E], one document after another
+    compressed     lengths.npy         as above
+                   codec.npz           what decompresses vectors
+                   codes.npy           int32 [T], the centroid of each vector
+                   residuals.npy       uint8 [T, bytes], 1, 2 or 4 bits for each component
 
 All arrays are memory-mapped; the inverted index of sparse vectors is made in memory.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,18 +24,58 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.sparse import csr_array
 
+from bert_jax.apps.search.compression import CompressedTokenVectors, ResidualCodec
 from bert_jax.apps.search.growing_array import open_array
-from bert_jax.apps.search.late_interaction import StoredTokenVectors
+from bert_jax.apps.search.late_interaction import StoredTokenVectors, pool_tokens
 from bert_jax.apps.search.nearest import ApproximateNeighbors, Neighbors, exact_neighbors
 from bert_jax.apps.search.sparse import SparseVectors
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.interop.sentence_folder import EmbeddingKind
 
 VECTORS, GRAPH = "vectors.npy", "graph.usearch"
 LENGTHS, TOKEN_IDS, WEIGHTS = "lengths.npy", "token_ids.npy", "weights.npy"
 TOKEN_VECTORS = "token_vectors.npy"
+CODEC, CODES, RESIDUALS = "codec.npz", "codes.npy", "residuals.npy"
 PER_DOCUMENT = (VECTORS, LENGTHS)
 """Files with a row for each document; others have as many as `LENGTHS` adds up to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorFormat:
+    """Says how the vectors of an index are stored.
+
+    Attributes:
+      kind: of the model.
+      bits: for each component of a compressed vector of a token: 1, 2 or 4; None: not compressed.
+      pool_factor: tokens of a document that are pooled into one, see `pool_tokens`; 1 for none.
+    """
+
+    kind: EmbeddingKind
+    bits: int | None = None
+    pool_factor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.bits not in (None, 1, 2, 4):
+            raise ConfigError(f"--bits is {self.bits}; expected 1, 2 or 4")
+        check_range("--pool-factor", self.pool_factor, at_least=1)
+        if self.kind != "multi_vector" and (self.bits, self.pool_factor) != (None, 1):
+            flag = "--pool-factor" if self.bits is None else "--bits"
+            raise ConfigError(f"{flag} is for multi-vector models, this is a {self.kind} one")
+
+    def pool(self, vectors: Any) -> Any:
+        """Returns the vectors of documents after the pooling of tokens."""
+        if self.pool_factor == 1:
+            return vectors
+        return [pool_tokens(each, self.pool_factor) for each in vectors]
+
+    def differences(self, other: "VectorFormat") -> str:
+        """Describes the vectors of this format, as far as those of the other one differ."""
+        parts: list[str] = []
+        if self.bits != other.bits:
+            parts.append("uncompressed vectors" if self.bits is None else f"{self.bits} bits")
+        if self.pool_factor != other.pool_factor:
+            parts.append(f"the pool factor {self.pool_factor}")
+        return " and ".join(parts)
 
 
 class StoredVectors(Protocol):
@@ -83,13 +128,13 @@ class DenseVectors:
 
 def in_memory(kind: EmbeddingKind, vectors: Any) -> StoredVectors:
     """Returns the vectors of documents, as an encoder of this kind returns them, for a search."""
-    arrays = arrays_of(kind, vectors)
     match kind:
         case "dense":
             return DenseVectors(vectors, Path())
         case "sparse":
             return SparseVectors(vectors)
         case "multi_vector":
+            arrays = arrays_of(kind, vectors)
             return StoredTokenVectors(arrays[TOKEN_VECTORS], arrays[LENGTHS])
 
 
@@ -98,8 +143,18 @@ def width_of(kind: EmbeddingKind, vectors: Any) -> int:
     return vectors[0].shape[1] if kind == "multi_vector" else vectors.shape[1]
 
 
-def arrays_of(kind: EmbeddingKind, vectors: Any) -> dict[str, np.ndarray]:
-    """Returns the rows that the vectors of documents add to each file."""
+def arrays_of(
+    kind: EmbeddingKind, vectors: Any, codec: ResidualCodec | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the rows that the vectors of documents add to each file.
+
+    Args:
+      codec: compresses them.
+    """
+    if codec is not None:
+        arrays = arrays_of(kind, vectors)
+        codes, residuals = codec.encode(arrays[TOKEN_VECTORS])
+        return {LENGTHS: arrays[LENGTHS], CODES: codes, RESIDUALS: residuals}
     match kind:
         case "dense":
             return {VECTORS: np.asarray(vectors, np.float32)}
@@ -117,16 +172,22 @@ def arrays_of(kind: EmbeddingKind, vectors: Any) -> dict[str, np.ndarray]:
 
 
 def open_vectors(
-    folder: Path, kind: EmbeddingKind, num_documents: int, width: int
+    folder: Path, vector_format: VectorFormat, num_documents: int, width: int
 ) -> StoredVectors:
     """Opens the vectors of an index.
 
     Raises:
       UserError: a file is missing or damaged, or the files do not belong together.
     """
+    kind, bits = vector_format.kind, vector_format.bits
     if kind == "dense":
         arrays = _open(folder, num_documents, {VECTORS: (width,)})
         return DenseVectors(arrays[VECTORS], folder)
+    if bits is not None:
+        codec = ResidualCodec.load(folder / CODEC, bits, width)
+        shapes = {LENGTHS: (), CODES: (), RESIDUALS: (codec.num_bytes(),)}
+        arrays = _open(folder, num_documents, shapes)
+        return CompressedTokenVectors(codec, arrays[CODES], arrays[RESIDUALS], arrays[LENGTHS])
     if kind == "multi_vector":
         arrays = _open(folder, num_documents, {LENGTHS: (), TOKEN_VECTORS: (width,)})
         return StoredTokenVectors(arrays[TOKEN_VECTORS], arrays[LENGTHS])

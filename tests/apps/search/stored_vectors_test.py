@@ -273,7 +273,7 @@ def test_bad_input(encoders, indexes, kind, tmp_path, folders):
     with pytest.raises(UserError, match="index of another model, pooling or prompt"):
         build_index(index.folder, DOCUMENTS, other)
     name = kind.replace("_", "-")
-    with pytest.raises(UserError, match=f"has {name} vectors, which are searched exactly"):
+    with pytest.raises(UserError, match=r"bytes a text, which are searched exactly"):
         index.search(encoder, ["net"], 1, "approximate")
     with pytest.raises(ConfigError, match=f"is a {name} model, and --approximate is for dense"):
         build_index(tmp_path / "index", DOCUMENTS, encoder, approximate=True)

@@ -19,6 +19,7 @@ EPILOG = f"""examples:
   bert-jax search index exported --file corpus.jsonl --output index --approximate
   bert-jax search index exported --file more.jsonl --output index --append
   bert-jax search index splade --file corpus.jsonl --output sparse-index
+  bert-jax search index colbert --file corpus.jsonl --output token-index --bits 2 --pool-factor 2
 
 {MODEL_WITHOUT_HEAD}
 A sparse model (SPLADE) gets an inverted index of its tokens, a multi-vector model (ColBERT) the
@@ -44,6 +45,15 @@ class Arguments(EncodingArguments, PoolingArguments, ModelArguments):
     approximate: bool = switch(
         "a graph for approximate search as well, for millions of texts (needs usearch)"
     )
+    bits: int | None = flag(
+        "N",
+        "bits for each component of a vector, 1, 2 or 4, for multi-vector models (default: not "
+        "compressed)",
+    )
+    pool_factor: int | None = flag(
+        "N",
+        "tokens of a text whose vectors are pooled into one, for multi-vector models (default: 1)",
+    )
     append: bool = switch("add the texts to the index; those that it has are left out")
 
 
@@ -66,7 +76,13 @@ def run(args: Arguments) -> None:
     documents = read_collection(args.file, encoding=args.encoding, errors=args.errors)
     encoder = text_encoder_of(load_encoder(args.model), pooling=args.pooling)
     index = build_index(
-        output, documents, encoder, approximate=args.approximate, append=args.append
+        output,
+        documents,
+        encoder,
+        approximate=args.approximate,
+        bits=args.bits,
+        pool_factor=args.pool_factor,
+        append=args.append,
     )
     state = ", complete since an earlier call" if len(index) == num_before else ""
     print(f"{output}: {len(index):,} texts, {index.describe_vectors()}{state}")

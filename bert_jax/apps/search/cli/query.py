@@ -21,9 +21,11 @@ EPILOG = """examples:
 INDEX is a folder that `bert-jax search index` wrote. Methods:
   exact        the vectors of all texts: cosine, dot products of a sparse model, or MaxSim of a
                multi-vector model
-  approximate  the same through a graph, which finds most of them (search index --approximate)
+  approximate  the same through what finds most of the best texts: a graph (search index
+               --approximate), or the centroids of compressed vectors (search index --bits)
   bm25         the words that query and text share; reads no model
-  hybrid       exact and bm25, combined by their ranks
+  hybrid       the vectors and bm25, combined by their ranks
+The default is approximate for an index with compressed vectors, otherwise exact; hybrid uses it.
 With --rerank, a cross-encoder orders the best --candidates texts again. With --json, each query is
 one line: {"query", "hits": [{"id", "score", "text"}]}.
 """
@@ -40,7 +42,9 @@ class Arguments(RerankArguments, TextArguments):
     top_k: int | None = flag(
         "K", f"texts for each query (default: {_DEFAULT_TOP_K}, or all if there are fewer)"
     )
-    method: Literal["exact", "approximate", "bm25", "hybrid"] = flag("", "way of ranking", "exact")
+    method: Literal["exact", "approximate", "bm25", "hybrid"] | None = flag(
+        "", "way of ranking (default: the vectors of the texts)"
+    )
     model: str | None = flag("MODEL", "copy of the index's model (default: its path in INDEX)")
     json: bool = switch("output as JSON lines")
 
