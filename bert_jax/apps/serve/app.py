@@ -67,8 +67,9 @@ def create_app(state: ServerState) -> Starlette:
 
 def _main_route(state: ServerState) -> ComputeRoute:
     """Returns the route that POST / is short for: the first model's, as in TEI."""
-    abilities = state.models.first.abilities
-    ability = "rerank" if "rerank" in abilities else abilities[0]
+    model = state.models.first
+    is_reranker = model.task is not None and "rerank" in model.abilities
+    ability = "rerank" if is_reranker else model.abilities[0]
     return next(route for route in COMPUTE_ROUTES if route.ability == ability)
 
 
@@ -127,7 +128,8 @@ class Endpoints:
         metrics.durations["tokenization_duration"].observe(timings.tokenization)
         metrics.durations["queue_duration"].observe(timings.queue)
         metrics.durations["inference_duration"].observe(timings.inference)
-        kind = "embed" if route.ability == "embed" else "predict"
+        embeds = route.ability in ("embed", "embed_sparse", "multi_vector")
+        kind = "embed" if embeds else "predict"
         metrics.inputs[kind].inc(call.num_inputs)
         if status == 200:
             metrics.input_successes[kind].inc(call.num_inputs)

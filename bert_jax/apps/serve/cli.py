@@ -21,7 +21,8 @@ examples:
   curl localhost:8080/embed -H 'Content-Type: application/json' -d '{{"inputs": "A text."}}'
 
 The routes are as in text-embeddings-inference (/embed, /predict, /rerank, ...) and OpenAI
-(/v1/embeddings); /docs lists them. Requests choose a model by "model": "NAME", and an adapter by
+(/v1/embeddings), and for sparse and multi-vector models /embed_sparse and /v1/multi-vector; /docs
+lists them. Requests choose a model by "model": "NAME", and an adapter by
 "model": "NAME:ADAPTER". GET /health answers 200 when all programs are compiled.
 
 A bundle of bert-jax export --bundle is served with its own programs. Exported files have one

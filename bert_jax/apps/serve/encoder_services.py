@@ -272,7 +272,7 @@ class EmbeddingService:
 
         def decode(outputs: Sequence[Arrays]) -> list[msgspec.Raw]:
             pairs = zip(outputs, lengths, strict=True)
-            return [_rows_to_json(output["token_embeddings"][:length]) for output, length in pairs]
+            return [rows_to_json(output["token_embeddings"][:length]) for output, length in pairs]
 
         work = self._work(items, "token_embeddings", decode, truncate, keep_end, prompt_name)
         lengths += map(len, work.sequences)
@@ -355,7 +355,7 @@ def vectors_to_json(work: Work[np.ndarray]) -> Work[list[msgspec.Raw]]:
     return dataclasses.replace(cast(Work[Any], work), decode=decode)
 
 
-def _rows_to_json(rows: np.ndarray) -> msgspec.Raw:
+def rows_to_json(rows: np.ndarray) -> msgspec.Raw:
     """Returns the JSON of float [rows, D]; other threads of the server run between two rows."""
     return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(row.tolist()) for row in rows) + b"]")
 

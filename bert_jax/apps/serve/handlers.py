@@ -1,10 +1,11 @@
 """Answers requests: one function for each route, from JSON to JSON.
 
 The shapes are as in text-embeddings-inference (TEI), Cohere (/rerank with `documents`),
-transformers' pipelines (/tag, /answer, /fill_mask), and OpenAI (/v1).
+transformers' pipelines (/tag, /answer, /fill_mask), OpenAI (/v1), and Jina (/v1/multi-vector).
 """
 
 import base64
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Set
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bert_jax.apps.serve import requests as types
-from bert_jax.apps.serve.encoder_services import Work, refuse_long, vectors_to_json
+from bert_jax.apps.serve.encoder_services import Work, refuse_long, rows_to_json, vectors_to_json
 from bert_jax.apps.serve.examples import example_texts
 from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.apps.serve.requests import (
@@ -23,6 +24,7 @@ from bert_jax.apps.serve.requests import (
     require_nonempty,
     text_inputs,
 )
+from bert_jax.apps.serve.retrieval_services import MultiVectorService
 from bert_jax.apps.serve.served_models import ROUTES, Ability, ServedModel
 from bert_jax.apps.serve.server_state import ServerState, Timings
 from bert_jax.apps.serve.task_services import TaskService, label_scores, relevance
@@ -123,6 +125,39 @@ async def embed_all(call: Call, request: types.EmbedAllRequest) -> Any:
     return states
 
 
+async def embed_sparse(call: Call, request: types.EmbedSparseRequest) -> Any:
+    """Returns the tokens of the vocabulary with a weight for each text, and the weights."""
+    texts = one_or_more_texts(call, request.inputs)
+    service = call.find("embed_sparse", request.model).sparse
+    assert service is not None
+    return await call.compute(
+        lambda: service.embed(
+            texts,
+            role=request.input_type,
+            prompt_name=request.prompt_name,
+            truncate=request.truncate is not False,
+        )
+    )
+
+
+async def multi_vector(call: Call, request: types.MultiVectorRequest) -> Any:
+    """Returns the vectors of all tokens of each query or document, in Jina's shape."""
+    texts = one_or_more_texts(call, request.input, "input")
+    model = call.find("multi_vector", request.model)
+    service = model.multi_vector
+    assert service is not None
+    vectors = await call.compute(lambda: service.embed(texts, role=request.input_type))
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embeddings", "index": index, "embeddings": rows_to_json(each)}
+            for index, each in enumerate(vectors)
+        ],
+        "model": model.name,
+        "usage": usage(call),
+    }
+
+
 async def similarity(call: Call, request: types.SimilarityRequest) -> Any:
     """Returns the cosine similarity of a sentence to each of others."""
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
@@ -170,15 +205,18 @@ async def rerank(call: Call, request: types.RerankRequest) -> Any:
     if request.top_n is not None and request.top_n < 1:
         raise RequestError("validation", f"`top_n` is {request.top_n}; expected at least 1")
     model = call.find("rerank", request.model)
-    service = _task(model)
-    values = await call.compute(
-        lambda: service.predict(
-            [(request.query, text) for text in texts],
-            truncate=request.truncate is not False,
-            keep_end=_keeps_end(request),
+    if model.multi_vector is not None:
+        scores = await _late_interaction(call, model.multi_vector, request, texts)
+    else:
+        service = _task(model)
+        values = await call.compute(
+            lambda: service.predict(
+                [(request.query, text) for text in texts],
+                truncate=request.truncate is not False,
+                keep_end=_keeps_end(request),
+            )
         )
-    )
-    scores = relevance(values, raw=request.raw_scores or service.is_number)
+        scores = relevance(values, raw=request.raw_scores or service.is_number)
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: request.top_n]
     if request.documents is None:
         return [
@@ -199,6 +237,23 @@ async def rerank(call: Call, request: types.RerankRequest) -> Any:
         "results": results,
         "usage": usage(call),
     }
+
+
+async def _late_interaction(
+    call: Call, service: MultiVectorService, request: types.RerankRequest, texts: list[str]
+) -> list[float]:
+    """Returns the MaxSim of the query and each text, which is never mapped to (0, 1)."""
+    if _keeps_end(request):
+        message = "a multi-vector model cuts the end of long texts; leave out this field"
+        raise RequestError("validation", message, "truncation_direction")
+    truncate = request.truncate is not False
+    (query,) = await call.compute(
+        lambda: service.embed([request.query], role="query", truncate=truncate)
+    )
+    query_timings = dataclasses.replace(call.timings)
+    documents = await call.compute(lambda: service.embed(texts, truncate=truncate))
+    call.timings.add(query_timings)
+    return await call.state.in_thread(lambda: service.scores(query, documents))
 
 
 async def tag(call: Call, request: types.TextsRequest) -> Any:
@@ -268,15 +323,15 @@ def usage(call: Call) -> dict[str, int]:
     return {"prompt_tokens": call.timings.num_tokens, "total_tokens": call.timings.num_tokens}
 
 
-def one_or_more_texts(call: Call, value: str | list[str]) -> list[str]:
-    """Returns `inputs` as a list, and records their number.
+def one_or_more_texts(call: Call, value: str | list[str], name: str = "inputs") -> list[str]:
+    """Returns the texts of the field `name` as a list, and records their number.
 
     Raises:
       RequestError: there are none or too many, or one is empty.
     """
     texts = [value] if isinstance(value, str) else value
-    call.count(len(texts), is_batch=isinstance(value, list))
-    require_nonempty(texts, "inputs")
+    call.count(len(texts), is_batch=isinstance(value, list), name=name)
+    require_nonempty(texts, name)
     return texts
 
 

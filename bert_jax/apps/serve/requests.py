@@ -1,8 +1,8 @@
 """Defines the JSON of requests as msgspec types, and converts their inputs to lists.
 
-The shapes are as in text-embeddings-inference (TEI), OpenAI under /v1, Cohere for
-`documents` in /rerank, and of transformers' pipelines for tags, answers and masks. Every request
-may name a model, as "model" or "model:adapter".
+The shapes are as in text-embeddings-inference (TEI), OpenAI under /v1, Jina for /v1/multi-vector,
+Cohere for `documents` in /rerank, and of transformers' pipelines for tags, answers and masks. Every
+request may name a model, as "model" or "model:adapter".
 """
 
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from bert_jax.apps.serve.request_error import RequestError
+from bert_jax.models.sentence_encoder.config import TextRole
 
 TextInput = str | list[int]
 """A text, or its token ids."""
@@ -44,6 +45,23 @@ class EmbedAllRequest(TruncationRequest, kw_only=True):
 
     inputs: str | list[str | int | list[int]]
     prompt_name: str | None = None
+
+
+class EmbedSparseRequest(ModelRequest, kw_only=True):
+    """Asks for the weights of tokens of each text; `input_type` is Jina's name."""
+
+    inputs: str | list[str]
+    input_type: TextRole = "document"
+    prompt_name: str | None = None
+    truncate: bool | None = None
+
+
+class MultiVectorRequest(Struct, kw_only=True):
+    """Asks for the vectors of all tokens of each text, in Jina's shape."""
+
+    input: str | list[str]
+    model: str | None = None
+    input_type: TextRole = "document"
 
 
 class PredictRequest(TruncationRequest, kw_only=True):

@@ -74,6 +74,13 @@ _EMBEDDINGS = _object(
     model=_TEXT,
     usage=_USAGE,
 )
+_SPARSE = _list(_list(_object(index=_INTEGER, value=_NUMBER)))
+_MULTI_VECTOR = _object(
+    object=_TEXT,
+    data=_list(_object(object=_TEXT, index=_INTEGER, embeddings=_list(_VECTOR))),
+    model=_TEXT,
+    usage=_USAGE,
+)
 _RANKED_TEXTS = _list(_object(index=_INTEGER, score=_NUMBER, text=_TEXT))
 _ATTENTION = _object(tokens=_list(_TEXT), attentions=_list(_list(_list(_list(_NUMBER)))))
 
@@ -85,6 +92,16 @@ COMPUTE_ROUTES: tuple[ComputeRoute, ...] = (
         handlers.embed_all,
         "embed",
         _list(_list(_VECTOR)),
+    ),
+    ComputeRoute(
+        "/embed_sparse", types.EmbedSparseRequest, handlers.embed_sparse, "embed_sparse", _SPARSE
+    ),
+    ComputeRoute(
+        "/v1/multi-vector",
+        types.MultiVectorRequest,
+        handlers.multi_vector,
+        "multi_vector",
+        _MULTI_VECTOR,
     ),
     ComputeRoute("/similarity", types.SimilarityRequest, handlers.similarity, "embed", _VECTOR),
     ComputeRoute("/predict", types.PredictRequest, handlers.predict, "predict", _or_list(_SCORES)),

@@ -10,6 +10,7 @@ import jax
 from bert_jax.apps.serve.config import ServerConfig
 from bert_jax.apps.serve.encoder_services import AttentionService, EmbeddingService, FillMaskService
 from bert_jax.apps.serve.request_error import RequestError
+from bert_jax.apps.serve.retrieval_services import MultiVectorService, SparseService
 from bert_jax.apps.serve.task_services import TaskService, make_adapter_services, make_task_engine
 from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, shipped_network
@@ -18,13 +19,26 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.predict.batches import Backend, Engine
+from bert_jax.pretrained.embedding_model import embedding_kind
 from bert_jax.pretrained.load import LoadedModel, require_single_task, require_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
-Ability = Literal["embed", "predict", "rerank", "tag", "answer", "fill_mask", "attention"]
+Ability = Literal[
+    "embed",
+    "embed_sparse",
+    "multi_vector",
+    "predict",
+    "rerank",
+    "tag",
+    "answer",
+    "fill_mask",
+    "attention",
+]
 """What a model can be asked for."""
 ROUTES: dict[Ability, tuple[str, ...]] = {
     "embed": ("/embed", "/embed_all", "/similarity", "/v1/embeddings"),
+    "embed_sparse": ("/embed_sparse",),
+    "multi_vector": ("/v1/multi-vector",),
     "predict": ("/predict",),
     "rerank": ("/rerank",),
     "tag": ("/tag",),
@@ -49,6 +63,8 @@ class ServedModel:
     path: str
     tokenizer: Tokenizer
     embedding: EmbeddingService | None = None
+    sparse: SparseService | None = None
+    multi_vector: MultiVectorService | None = None
     task: TaskService | None = None
     fill_mask: FillMaskService | None = None
     attention: AttentionService | None = None
@@ -59,6 +75,10 @@ class ServedModel:
         found: list[Ability] = []
         if self.embedding is not None:
             found.append("embed")
+        if self.sparse is not None:
+            found.append("embed_sparse")
+        if self.multi_vector is not None:
+            found.extend(("multi_vector", "rerank"))
         if self.fill_mask is not None:
             found.append("fill_mask")
         if self.task is not None:
@@ -70,7 +90,7 @@ class ServedModel:
     @property
     def max_length(self) -> int:
         """Returns the maximum number of tokens of a sequence."""
-        services = (self.embedding, self.task, self.fill_mask)
+        services = (self.embedding, self.sparse, self.multi_vector, self.task, self.fill_mask)
         return next(service.max_length for service in services if service is not None)
 
     @property
@@ -78,6 +98,11 @@ class ServedModel:
         """Returns what TEI's /info calls `model_type`; tags, answers and masks are not in TEI."""
         if self.embedding is not None:
             return {"embedding": {"pooling": self.embedding.pooling}}
+        if self.sparse is not None:
+            return {"embedding": {"pooling": "splade"}}
+        if self.multi_vector is not None:
+            similarity = self.multi_vector.similarity
+            return {"multi_vector": {"similarity": similarity, "width": self.multi_vector.width}}
         if self.task is None:
             return {"fill_mask": {}}
         labels = {
@@ -94,7 +119,9 @@ class ServedModel:
     def engines(self) -> list[Engine]:
         """Returns the engines of all services."""
         services = (self.embedding, self.task, self.fill_mask, self.attention)
-        return [service.engine for service in services if service is not None]
+        engines = [service.engine for service in services if service is not None]
+        retrieval = (self.sparse, self.multi_vector)
+        return engines + [each for service in retrieval if service for each in service.engines]
 
 
 def _abilities_of(head: TaskHead, has_one_output: bool) -> list[Ability]:
@@ -136,11 +163,17 @@ def serve_model(
         return [_serve_exported(name, model, config, backend)]
     # All services of a model use the same copy of its parameters on the device.
     model = dataclasses.replace(model, params=jax.device_put(model.params))
-    task = embedding = fill_mask = None
+    task = embedding = sparse = multi_vector = fill_mask = None
     if model.head is not None:
         task = TaskService(model, make_task_engine(name, model, config), config)
     else:
-        embedding = EmbeddingService(name, model, config)
+        match embedding_kind(model):
+            case "dense":
+                embedding = EmbeddingService(name, model, config)
+            case "sparse":
+                sparse = SparseService(name, model, config)
+            case "multi_vector":
+                multi_vector = MultiVectorService(name, model, config)
         if "masked_lm" not in model.missing:
             fill_mask = FillMaskService(name, model, config)
     served = [
@@ -149,6 +182,8 @@ def serve_model(
             path=model.path,
             tokenizer=require_tokenizer(model),
             embedding=embedding,
+            sparse=sparse,
+            multi_vector=multi_vector,
             task=task,
             fill_mask=fill_mask,
             attention=AttentionService(name, model, config) if model.adapter is None else None,
@@ -246,5 +281,9 @@ class ServedModels:
 
 def _describe(model: ServedModel) -> str:
     routes = [route for ability in model.abilities for route in ROUTES[ability]]
-    kind = f"a model for {model.task.kind.name}" if model.task else "an encoder without a task head"
+    kind = "an encoder without a task head"
+    if model.task is not None:
+        kind = f"a model for {model.task.kind.name}"
+    elif model.sparse is not None or model.multi_vector is not None:
+        kind = "a sparse model" if model.sparse is not None else "a multi-vector model"
     return f"{kind}, with {', '.join(routes)}"

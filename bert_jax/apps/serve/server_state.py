@@ -108,6 +108,15 @@ class Timings:
     num_tokens: int = 0
     num_truncated: int = 0
 
+    def add(self, other: "Timings") -> None:
+        """Adds the times and numbers of another computation of the same request."""
+        self.tokenization += other.tokenization
+        self.queue += other.queue
+        self.inference += other.inference
+        self.num_characters += other.num_characters
+        self.num_tokens += other.num_tokens
+        self.num_truncated += other.num_truncated
+
     def headers(self) -> dict[str, str]:
         """Returns TEI's headers of a response, times in milliseconds, and the truncated texts."""
         total = time.perf_counter() - self.start
