@@ -280,6 +280,7 @@ def _read_weights(
     file = find_weights(folder)
     family_format = format_of(config)
     tensors = canonical_tensors(read_weights(file), family_format.canonical, file)
+    tensors = _split_joined(tensors, family_format.joined, file)
     for pattern in ignore:
         names = fnmatch.filter(tensors, pattern)
         if not names:
@@ -322,6 +323,27 @@ def canonical_tensors(
             )
         original_names[canonical] = name
     return {canonical: raw[name] for canonical, name in original_names.items()}
+
+
+def _split_joined(
+    tensors: Mapping[str, np.ndarray], joined: Mapping[str, tuple[str, ...]], file: Path
+) -> dict[str, np.ndarray]:
+    """Splits tensors of old files that contain several of today's; see `HuggingFaceFormat`."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        end = next((end for end in joined if name.endswith(end)), None)
+        if end is None:
+            found[name] = tensor
+            continue
+        ends = joined[end]
+        if not tensor.ndim or len(tensor) % len(ends):
+            raise UserError(
+                f"{file}: the tensor {name!r} has shape {list(tensor.shape)}; expected a first "
+                f"axis that can be split into {len(ends)} equal parts"
+            )
+        for new_end, part in zip(ends, np.split(tensor, len(ends)), strict=True):
+            found[name.removesuffix(end) + new_end] = part
+    return found
 
 
 def _without_wrappers(name: str) -> str:

@@ -25,6 +25,7 @@ from bert_jax.models.layers.config import (
     Norm,
     PaddingOffsetPositions,
     Positions,
+    RotaryPositions,
     check_dropout,
 )
 
@@ -48,6 +49,7 @@ class TransformerConfig:
       replaced_token_detector: the layers for detecting replaced tokens; None for families that are
         not pretrained in this way.
       norm: the norm of all layers.
+      is_decoder: whether a token attends only to itself and the tokens before it, in every use.
       num_feed_forward_kernels: the number of D x F kernels in a feed-forward layer; 3 with a gate.
     """
 
@@ -61,6 +63,7 @@ class TransformerConfig:
     masked_lm_transform: ClassVar[MaskedLMTransform] = "own"
     replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = None
     norm: ClassVar[Norm] = "layer_norm"
+    is_decoder: ClassVar[bool] = False
     num_feed_forward_kernels: ClassVar[int] = 2
 
     vocab_size: int  # V, the ids of the tokenizer
@@ -226,6 +229,8 @@ def validate_transformer(config: TransformerConfig) -> None:
             f"model.hidden_size {config.hidden_size} is not a multiple of "
             f"model.num_attention_heads {config.num_attention_heads}"
         )
+    if isinstance(config.positions, RotaryPositions):
+        check_rotary_heads(config)
     check_dropout("model.hidden_dropout_prob", config.hidden_dropout_prob)
     check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
     for name in ("layer_norm_eps", "initializer_range"):

@@ -15,9 +15,12 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
+from bert_jax.models.gte.config import GteConfig
+from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
+from bert_jax.models.nomic_bert.config import NomicBertConfig
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.t5.config import T5Config
 
@@ -37,6 +40,9 @@ EncoderConfig = (
     | ModernBertConfig
     | EuroBertConfig
     | EsmConfig
+    | JinaEmbeddingsV3Config
+    | GteConfig
+    | NomicBertConfig
 )
 """The config of an encoder of any family.
 

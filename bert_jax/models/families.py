@@ -8,10 +8,11 @@ A family is a package `models/<family>/` with these modules:
                      see `models/sharding.py`
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
 
-RoBERTa, DistilBERT and ELECTRA have no `model.py`: their encoder is BERT's with other settings. Any
-other encoder composes the parts in `models/layers/` and has a forward pass of its own. To add a
-family, write the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a
-row to `FAMILIES`. A family of encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
+RoBERTa, DistilBERT, ELECTRA and jina-embeddings-v3 have no `model.py`: their encoder is BERT's with
+other settings. Any other encoder composes the parts in `models/layers/`, and has a forward pass of
+its own unless that is BERT's. To add a family, write the package, add its config to `EncoderConfig`
+in `models/encoder.py`, and add a row to `FAMILIES`. A family of encoder-decoders has a row in
+`ENCODER_DECODER_FAMILIES`.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +47,12 @@ from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert import huggingface as eurobert
 from bert_jax.models.eurobert import model as eurobert_model
 from bert_jax.models.eurobert.config import EuroBertConfig
+from bert_jax.models.gte import huggingface as gte
+from bert_jax.models.gte import model as gte_model
+from bert_jax.models.gte.config import GteConfig
 from bert_jax.models.huggingface import HuggingFaceFormat
+from bert_jax.models.jina_embeddings_v3 import huggingface as jina_embeddings_v3
+from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer import huggingface as longformer
 from bert_jax.models.longformer import model as longformer_model
@@ -57,6 +63,9 @@ from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet import huggingface as mpnet
 from bert_jax.models.mpnet import model as mpnet_model
 from bert_jax.models.mpnet.config import MPNetConfig
+from bert_jax.models.nomic_bert import huggingface as nomic_bert
+from bert_jax.models.nomic_bert import model as nomic_bert_model
+from bert_jax.models.nomic_bert.config import NomicBertConfig
 from bert_jax.models.roberta import huggingface as roberta
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.seq2seq.config import Seq2SeqTransformerConfig
@@ -121,6 +130,11 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
         eurobert_model.EuroBertEncoder, eurobert_model.PARAMETER_AXES, eurobert.HUGGING_FACE
     ),
     EsmConfig: Family(esm_model.EsmEncoder, esm_model.PARAMETER_AXES, esm.HUGGING_FACE),
+    NomicBertConfig: Family(nomic_bert_model.build_nomic_bert, _BERT_AXES, nomic_bert.HUGGING_FACE),
+    GteConfig: Family(gte_model.build_gte, _BERT_AXES, gte.HUGGING_FACE),
+    JinaEmbeddingsV3Config: Family(
+        bert_model.BertEncoder, _BERT_AXES, jina_embeddings_v3.HUGGING_FACE
+    ),
 }
 """The families of encoders by their config class."""
 

@@ -92,6 +92,8 @@ class HuggingFaceFormat:
         None if its config.json has no such field.
       default_activation: the activation of a config.json without one.
       canonical: renames tensors of old files and of bare encoders to today's names.
+      joined: tensors of old files that contain several of today's, one after another on the first
+        axis: the end of the name after `canonical`, and the ends of today's names.
       tied_copies: tensors that repeat another one in a file with tied embeddings.
       decoder_bias, lm_bias: two names of the masked-LM bias; untied files need both.
       refused_model_types: similar models that are not supported, with the reason.
@@ -108,6 +110,7 @@ class HuggingFaceFormat:
     tied_copies: Mapping[str, str]
     decoder_bias: str
     lm_bias: str
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fixed_fields: Mapping[str, Any] = field(default_factory=dict)
     field_names: Mapping[str, str | None] = field(default_factory=dict)
     default_activation: str = "gelu"
@@ -305,3 +308,43 @@ def canonical_name(name: str, prefix: str) -> str:
         if name.endswith(old):
             name = name.removesuffix(old) + new
     return name
+
+
+def rename(name: str, prefix: str, bare_names: Sequence[str], old_names: Mapping[str, str]) -> str:
+    """Returns today's name of a tensor from an old file or from a file of the bare encoder.
+
+    Args:
+      prefix: the first part of the names of the encoder's tensors.
+      bare_names: the first parts of these names in a file of the bare encoder, without the prefix.
+      old_names: parts of names in old files, with the points around them, and today's.
+    """
+    if name.split(".")[0] in bare_names:
+        name = f"{prefix}.{name}"
+    for old, new in old_names.items():
+        name = name.replace(old, new)
+    return name
+
+
+def joined_projections(end: str, *kinds: str) -> dict[str, tuple[str, ...]]:
+    """Returns the row of `HuggingFaceFormat.joined` for joint projections of q, k and v.
+
+    Args:
+      end: the end of the name of the joint layer, such as ".attn.Wqkv".
+      kinds: "weight", and "bias" if the layer has one.
+    """
+    return {
+        f"{end}.{kind}": tuple(f".self_attn.{each}_proj.{kind}" for each in "qkv") for kind in kinds
+    }
+
+
+ROTARY_BLOCK = BlockNames(
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    attention_output="self_attn.o_proj",
+    attention_norm="post_attention_layernorm",
+    intermediate="mlp.gate_proj",
+    output="mlp.down_proj",
+    output_norm="post_mlp_layernorm",
+)
+"""The names of transformers 5 in post-norm layers with rotary positions and a gate."""

@@ -1,16 +1,17 @@
-"""Pretrains MPNet, DeBERTa-v3 or EuroBERT with masked LM alone.
+"""Pretrains MPNet, DeBERTa-v3, EuroBERT, NomicBERT, GTE or jina-embeddings-v3 with masked LM.
 
     bert-jax pretrain masked_lm --run runs/deberta \\
         --arg model=deberta size=base corpus=data/train heldout=data/heldout
 
 The network is that of the published models, the objective is simpler: MPNet was pretrained with
 masked and permuted language modeling (`configs/pretrain/mpnet.py`), DeBERTa-v3 with replaced-token
-detection (He et al. 2023), EuroBERT with 50 % masks and another schedule (Boizard et al. 2025). The
-inputs, masks and optimizer are as in `configs/pretrain/roberta.py`; the default learning rate is
-that of MPNet.
+detection (He et al. 2023), EuroBERT with 50 % masks and another schedule (Boizard et al. 2025),
+NomicBERT and GTE with 30 % masks and texts of growing length, and jina-embeddings-v3 from the
+parameters of XLM-RoBERTa. The inputs, masks and optimizer are as in `configs/pretrain/roberta.py`;
+the default learning rate is that of MPNet.
 
 The corpus needs a tokenizer with the special tokens of the model: <s> and </s> with padding id 1
-for MPNet, [CLS] and [SEP] for DeBERTa, any for EuroBERT.
+for MPNet, [CLS] and [SEP] for DeBERTa, any for the others.
 """
 
 from typing import Literal
@@ -31,16 +32,22 @@ from bert_jax.config.train import (
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.errors import ConfigError
 from bert_jax.models.deberta_v2.config import DebertaV2Config, DebertaV3Size
+from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.eurobert.config import EuroBertConfig, EuroBertSize
+from bert_jax.models.gte.config import GteConfig
+from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.mpnet.config import MPNetConfig
+from bert_jax.models.nomic_bert.config import NomicBertConfig
+
+Model = Literal["mpnet", "deberta", "eurobert", "nomic_bert", "gte", "jina_embeddings_v3"]
 
 
 def get_config(
     *,
     corpus: str,
     heldout: str | None = None,
-    model: Literal["mpnet", "deberta", "eurobert"] = "deberta",
+    model: Model = "deberta",
     size: Literal[DebertaV3Size, EuroBertSize] = "base",
     steps: int = 125_000,
     batch_size: int = 2048,
@@ -54,8 +61,8 @@ def get_config(
 ) -> Experiment:
     """Returns a run on a corpus that `bert-jax prepare` has written.
 
-    `size` is as in DeBERTa-v3 or EuroBERT; MPNet has "base" only. `warmup_steps` is by default
-    8 % of the steps.
+    `size` is as in DeBERTa-v3 or EuroBERT; jina-embeddings-v3 has "large" only, the others "base".
+    `warmup_steps` is by default 8 % of the steps.
     """
     tokenizer = corpus_tokenizer(corpus)
     dtype = "bfloat16" if bfloat16 else "float32"
@@ -95,10 +102,10 @@ def get_config(
 
 
 def _encoder(
-    model: Literal["mpnet", "deberta", "eurobert"],
+    model: Model,
     size: Literal[DebertaV3Size, EuroBertSize],
     vocab_size: int,
-) -> MPNetConfig | DebertaV2Config | EuroBertConfig:
+) -> EncoderConfig:
     match model, size:
         case "eurobert", "210m" | "610m" | "2.1b":
             return EuroBertConfig.from_size(size, vocab_size=vocab_size)
@@ -106,10 +113,19 @@ def _encoder(
             return DebertaV2Config.from_size(size, vocab_size=vocab_size)
         case "mpnet", "base":
             return MPNetConfig(vocab_size=vocab_size)
+        case "nomic_bert", "base":
+            return NomicBertConfig(vocab_size=vocab_size)
+        case "gte", "base":
+            return GteConfig(vocab_size=vocab_size)
+        case "jina_embeddings_v3", "large":
+            return JinaEmbeddingsV3Config(vocab_size=vocab_size)
         case _:
             published = {
                 "mpnet": "MPNet was published as 'base' only",
                 "deberta": "DeBERTa-v3 was published as 'xsmall', 'small', 'base' and 'large'",
                 "eurobert": "EuroBERT was published as '210m', '610m' and '2.1b'",
+                "nomic_bert": "NomicBERT was published as 'base' only",
+                "gte": "GTE is here as 'base' only",
+                "jina_embeddings_v3": "jina-embeddings-v3 was published as 'large' only",
             }
             raise ConfigError(f"size is {size!r}, but {published[model]}")

@@ -19,6 +19,7 @@ from bert_jax.export.export import export
 from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.eurobert.config import EuroBertConfig
+from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 
@@ -63,6 +64,8 @@ def test_masked_lm_recipe_has_the_published_networks():
         planned_experiment(recipe, ["model=mpnet", "size=small"], [], 30527)
     eurobert, _ = planned_experiment(recipe, ["model=eurobert", "size=610m"], [], 128_256)
     assert eurobert.objective.model == EuroBertConfig.from_size("610m")
+    jina, _ = planned_experiment(recipe, ["model=jina_embeddings_v3", "size=large"], [], 250_002)
+    assert jina.objective.model == JinaEmbeddingsV3Config()
     with pytest.raises(ConfigError, match="size is 'base', but EuroBERT was published as '210m'"):
         planned_experiment(recipe, ["model=eurobert"], [], 128_256)
 

@@ -17,14 +17,18 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
+from bert_jax.models.gte.config import GteConfig
+from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import (
     LearnedPositions,
     NoPositions,
     PaddingOffsetPositions,
+    RotaryPositions,
 )
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
+from bert_jax.models.nomic_bert.config import NomicBertConfig
 from bert_jax.models.roberta.config import RobertaConfig
 from tests.helpers.torch_parity import HEADS, randomize_parameters
 
@@ -210,6 +214,16 @@ def _modernbert_fields(config: ModernBertConfig) -> dict[str, Any]:
         "eos_token_id": 2,
         "cls_token_id": 1,
         "sep_token_id": 2,
+    }
+
+
+def rotary_fields(config: Any) -> dict[str, Any]:
+    """Returns the fields of BERT's descendants with rotary positions."""
+    return {
+        **bert_fields(config),
+        "hidden_act": "gelu_new" if config.hidden_act == "gelu_tanh" else config.hidden_act,
+        "type_vocab_size": config.type_vocab_size,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.positions.rope_theta},
     }
 
 
@@ -434,6 +448,50 @@ FAMILIES: dict[str, Family] = {
         seq_lengths=(24, 300),  # distances from 128 on are in the last bucket
         pad_token_id=1,
         prepare=_enlarge_relative_bias,
+    ),
+    "gte": Family(
+        prefix=lambda config: "Gte",
+        small=GteConfig(**_small(), positions=RotaryPositions(max_position_embeddings=40)),
+        medium=GteConfig(
+            **_medium(num_hidden_layers=3),
+            positions=RotaryPositions(max_position_embeddings=200, rope_theta=160_000.0),
+            type_vocab_size=0,  # as in gte-base-en-v1.5
+            hidden_act="gelu_tanh",  # not that of the masked-LM head
+            hidden_dropout_prob=0.2,
+        ),
+        fields=lambda config: {**rotary_fields(config), "pad_token_id": 1},
+        heads=("sequence", "token"),
+        parts={"Model": ENCODER, "ForMaskedLM": MASKED_LM},
+        pad_token_id=1,
+    ),
+    "jina_embeddings_v3": Family(
+        prefix=lambda config: "JinaEmbeddingsV3",
+        small=JinaEmbeddingsV3Config(
+            **_small(), positions=RotaryPositions(max_position_embeddings=40)
+        ),
+        medium=JinaEmbeddingsV3Config(
+            **_medium(num_hidden_layers=3),
+            positions=RotaryPositions(max_position_embeddings=200, rope_theta=20_000.0),
+            type_vocab_size=2,
+            hidden_dropout_prob=0.2,
+        ),
+        fields=rotary_fields,
+        heads=("sequence", "regression", "token", "span"),
+        parts={"Model": ("pooler",), "ForMaskedLM": MASKED_LM},
+        pad_token_id=1,
+    ),
+    "nomic_bert": Family(
+        prefix=lambda config: "NomicBert",
+        small=NomicBertConfig(**_small(), positions=RotaryPositions(max_position_embeddings=40)),
+        medium=NomicBertConfig(
+            **_medium(num_hidden_layers=3),
+            positions=RotaryPositions(max_position_embeddings=200, rope_theta=1000.0),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.2,
+        ),
+        fields=rotary_fields,
+        heads=("sequence", "token"),
+        parts={"Model": ENCODER, "ForMaskedLM": MASKED_LM},
     ),
     "roberta": Family(
         prefix=lambda config: _ROBERTA_PREFIXES[config.model_type],

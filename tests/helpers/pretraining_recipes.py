@@ -48,6 +48,8 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "modernbert": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
     "masked diffusion": ("masked_diffusion", ["size=ettin-17m"], BERT_CORPUS),
     "esm": ("esm", [], ESM_CORPUS),
+    "nomic_bert": ("masked_lm", ["model=nomic_bert"], BERT_CORPUS),
+    "gte": ("masked_lm", ["model=gte"], BERT_CORPUS),
     "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
     "longformer": ("long_sequences", ["model=longformer"], ROBERTA_CORPUS),
     "bigbird": ("long_sequences", ["model=bigbird"], BERT_CORPUS),

@@ -17,7 +17,7 @@ from tests.helpers.families import FAMILIES
 
 torch = pytest.importorskip("torch")
 
-FAST = ("esm", "nomic_bert")
+FAST = ("esm", "gte", "nomic_bert")
 
 
 @pytest.mark.parametrize(

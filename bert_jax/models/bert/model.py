@@ -1,10 +1,12 @@
 """Defines BERT: the encoder, which is input embeddings and a stack of post-norm layers; the pooler.
 
-RoBERTa, ELECTRA and DistilBERT are this encoder with other configs. The other families build their
-own encoders from the same parts in `models/layers/`.
+RoBERTa, ELECTRA, DistilBERT and jina-embeddings-v3 are this encoder with other configs, NomicBERT
+and GTE with other layers. The other families build their own encoders from the same parts in
+`models/layers/`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +15,13 @@ from flax import nnx
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import make_attention_mask
-from bert_jax.models.layers.config import AlibiPositions, ComputeConfig
+from bert_jax.models.layers.config import AlibiPositions, ComputeConfig, RotaryPositions
 from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
-from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
+from bert_jax.models.layers.post_norm import PostNormBlock
 from bert_jax.models.layers.relative_bias import alibi_bias
+from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
 from bert_jax.models.layers.stack import run_layers
 
 
@@ -29,17 +32,24 @@ class BertEncoder(nnx.Module):
       embedding_projection: maps the embeddings from E to D; exists if E is not D (ELECTRA).
     """
 
-    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        blocks: Sequence[PostNormBlock] | None = None,
+    ):
+        """Initializes all parameters; `blocks` None are BERT's layers."""
         self.embeddings = Embeddings(config, compute, rngs)
         width = config.word_embedding_size
         self.has_projection = width != config.hidden_size
         if self.has_projection:
             self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
-        self.layers = nnx.List(
-            [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
-        )
-        self.has_alibi = isinstance(config.positions, AlibiPositions)
-        self.num_heads = config.num_attention_heads
+        if blocks is None:
+            blocks = [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
+        self.layers = nnx.List(blocks)
+        self.positions, self.num_heads = config.positions, config.num_attention_heads
+        self.head_width = config.hidden_size // config.num_attention_heads
         self.compute = compute
 
     def __call__(
@@ -59,12 +69,16 @@ class BertEncoder(nnx.Module):
         if attention_mask is None:
             attention_mask = jnp.ones_like(input_ids)
         mask = make_attention_mask(attention_mask, packing_ids, causal)
-        if self.has_alibi:
+        if isinstance(self.positions, AlibiPositions):
             mask = dataclasses.replace(mask, bias=alibi_bias(self.num_heads, input_ids.shape[1]))
+        if isinstance(self.positions, RotaryPositions):
+            frequencies = inverse_frequencies(self.head_width, self.positions.rope_theta)
+            table = rotary_table(input_ids.shape[1], frequencies, position_ids)
+            mask = dataclasses.replace(mask, rotary=table)
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+            dropout_key, len(self.layers), self.layers[0].num_dropout_sites
         )
         x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
         if self.has_projection:
@@ -119,6 +133,7 @@ PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     ("layers/*/attention_norm/*", (None,)),
     ("layers/*/feed_forward/intermediate/kernel", ("embed", "mlp")),
     ("layers/*/feed_forward/intermediate/bias", ("mlp",)),
+    ("layers/*/feed_forward/gate/kernel", ("embed", "mlp")),
     ("layers/*/feed_forward/output/kernel", ("mlp", "embed")),
     ("layers/*/feed_forward/output/bias", (None,)),
     ("layers/*/feed_forward_norm/*", (None,)),

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 
 PositionInit = Literal["normal", "sinusoidal"]
 """How a position table is initialized: with random vectors, as in BERT, or with sines and cosines.
@@ -85,6 +85,16 @@ class AlibiPositions(NoPositions):
 
     Attention with linear biases (Press et al. 2022), the same in both directions as in MosaicBERT.
     """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryPositions(NoPositions):
+    """Rotates queries and keys by their positions (RoPE, Su et al. 2021)."""
+
+    rope_theta: float = 10_000.0  # base of the rotation angles
+
+    def __post_init__(self) -> None:
+        check_range("model.positions.rope_theta", self.rope_theta, above=0)
 
 
 Positions = LearnedPositions | PaddingOffsetPositions | NoPositions | AlibiPositions

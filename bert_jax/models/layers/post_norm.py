@@ -90,7 +90,11 @@ class GatedFeedForward(nnx.Module):
 
 
 class PostNormBlock(nnx.Module):
-    """Computes norm(x + sublayer(x)) for attention and for feed-forward: the layer of BERT."""
+    """Computes norm(x + sublayer(x)) for attention and for feed-forward: the layer of BERT.
+
+    Attributes:
+      num_dropout_sites: `NUM_DROPOUT_SITES`, and one more with a gated feed-forward layer.
+    """
 
     def __init__(
         self,
@@ -110,6 +114,7 @@ class PostNormBlock(nnx.Module):
         )
         self.feed_forward_norm = layer_norm(config, compute)
         self.dropout_rate = config.hidden_dropout_prob
+        self.num_dropout_sites = NUM_DROPOUT_SITES + isinstance(feed_forward, GatedFeedForward)
 
     def __call__(
         self,
@@ -122,8 +127,8 @@ class PostNormBlock(nnx.Module):
         """Applies the layer.
 
         Args:
-          dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout. One more
-            seed is for dropout inside the feed-forward layer.
+          dropout_seeds: uint32 [num_dropout_sites, 2], or None to apply no dropout. The last one
+            of four is for dropout inside a gated feed-forward layer.
 
         Returns:
           The output [B, L, D], and the attention weights, float32 [B, H, L, L], or None unless

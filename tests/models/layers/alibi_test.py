@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.export.onnx.encoder import check_family
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.families import format_of
-from bert_jax.models.layers.config import AlibiPositions
+from bert_jax.models.layers.config import AlibiPositions, NoPositions
 from bert_jax.models.layers.relative_bias import alibi_bias, alibi_slopes
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
@@ -45,7 +45,7 @@ def test_weights_are_those_of_a_slow_reference_and_packing_changes_nothing():
         encoder: Any = network.merge(params).encoder
         first, second = (encoder(part).last_hidden_state for part in (ids[:, :7], ids[:, 7:]))
         packed = encoder(ids, packing_ids=packing_ids, output_attentions=True)
-        encoder.has_alibi = False
+        encoder.positions = NoPositions()
         return packed, encoder(ids, packing_ids=packing_ids, output_attentions=True), first, second
 
     output, without, first, second = encode(params)

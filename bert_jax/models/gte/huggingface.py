@@ -1,0 +1,107 @@
+"""Describes GTE's Hugging Face format: config.json fields and tensor names.
+
+transformers 5 has a class for it, and writes the tensor names of the code in the folders that were
+published first. Both kinds of names are read; exports have the names of the class.
+"""
+
+from typing import Any
+
+from bert_jax.models.gte.config import GteConfig
+from bert_jax.models.huggingface import (
+    ROTARY_BLOCK,
+    HuggingFaceFormat,
+    ReadField,
+    block_names,
+    dense_names,
+    embedding_names,
+    joined_projections,
+    norm_names,
+    read_rope_theta,
+    read_transformer_fields,
+    rename,
+    tying_tables,
+)
+from bert_jax.models.layers.config import Activation, RotaryPositions
+from bert_jax.params.name_table import NameMapping
+
+_DECODER, _LM_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
+_TOKEN_EMBEDDINGS = "gte.embeddings.word_embeddings.weight"
+_LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "gte.layers.*"
+
+_NAMES = [
+    *embedding_names("gte", ("word_embeddings", "token_type_embeddings")),
+    *block_names(_LAYER, _EXTERNAL_LAYER, ROTARY_BLOCK),
+    *dense_names(f"{_LAYER}/feed_forward/gate", f"{_EXTERNAL_LAYER}.mlp.up_proj"),
+    *dense_names("pooler/dense", "gte.pooler.dense"),
+    *dense_names("masked_lm/transform", "lm_head.dense"),
+    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("classifier", "classifier"),
+]
+TABLES = tying_tables(
+    "Hugging Face GTE",
+    "gte",
+    _NAMES,
+    decoder=_DECODER,
+    decoder_bias=_LM_BIAS,
+    lm_bias=_LM_BIAS,
+)
+_BARE_NAMES = ("embeddings", "encoder", "layers", "pooler")
+_OLD_NAMES = {
+    ".encoder.layer.": ".layers.",
+    ".attention.o_proj.": ".self_attn.o_proj.",
+    ".attn_ln.": ".post_attention_layernorm.",
+    ".mlp_ln.": ".post_mlp_layernorm.",
+    "lm_head.norm.": "lm_head.layer_norm.",
+}
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> GteConfig:
+    del model_type  # there is only one
+    fields = read_transformer_fields(
+        read,
+        vocab_size=250048,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        attention_probs_dropout_prob=0.0,
+        type_vocab_size=1,
+    )
+    return GteConfig(
+        **fields,
+        hidden_act=activation,
+        positions=RotaryPositions(
+            max_position_embeddings=read("max_position_embeddings", 8192),
+            rope_theta=read_rope_theta(read, read("rope_theta", 160_000.0)),
+        ),
+    )
+
+
+def _config_fields(config: GteConfig) -> dict[str, Any]:
+    theta = config.positions.rope_theta
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"gte": "Gte"},
+    heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
+    fixed_fields={"rope_scaling": None},
+    read_config=_read_config,
+    model_type=lambda config: "gte",
+    config_fields=_config_fields,
+    names=TABLES.names,
+    canonical=lambda name: rename(name, "gte", _BARE_NAMES, _OLD_NAMES),
+    joined={
+        **joined_projections(".attention.qkv_proj", "weight", "bias"),
+        ".mlp.up_gate_proj.weight": (".mlp.up_proj.weight", ".mlp.gate_proj.weight"),
+    },
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
+    decoder_bias=_LM_BIAS,
+    lm_bias=_LM_BIAS,
+    refused_model_types={
+        "new": "GTE in the format of its own code, which scales rotations; use a folder of "
+        "transformers' class, model_type 'gte'"
+    },
+    missing_task_classes=("ForQuestionAnswering", "ForMultipleChoice"),
+)
