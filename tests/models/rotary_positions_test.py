@@ -1,4 +1,4 @@
-"""Covers models/nomic_bert/, gte/ and jina_embeddings_v3/: BERT's encoder with rotary positions."""
+"""Covers bert_jax/models/nomic_bert/, models/gte/ and models/jina_embeddings_v3/."""
 
 import dataclasses
 import math
