@@ -1,41 +1,61 @@
-"""Evaluates retrieval: BM25, a sentence encoder, both fused, and a cross-encoder that reranks."""
+"""Evaluates retrieval: BM25, encoders of all kinds, both fused, and a cross-encoder."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy.sparse
 from tqdm import tqdm
 
 from bert_jax.apps.search.documents import RetrievalSet
-from bert_jax.apps.search.encoder import DenseEncoder
-from bert_jax.apps.search.nearest import NO_ROW, Bm25, Neighbors, exact_neighbors, fuse_ranks
+from bert_jax.apps.search.encoder import TextEncoder
+from bert_jax.apps.search.nearest import NO_ROW, Bm25, Neighbors, fuse_ranks
+from bert_jax.apps.search.stored_vectors import in_memory
 from bert_jax.predict.reranker import Reranker
-from bert_jax.tasks.metrics.retrieval import retrieval_metrics
+from bert_jax.tasks.metrics.bootstrap import randomization_test
+from bert_jax.tasks.metrics.retrieval import retrieval_outcomes
 
 DEPTH = 100
 """Documents of a query that are retrieved, evaluated and fused."""
 _GROUP_SIZE = 1024
 
-Metrics = dict[str, float]
-"""Name of a metric -> mean over the queries; see `RETRIEVAL_METRICS`."""
+Outcomes = dict[str, np.ndarray]
+"""Name of a metric -> its value for each query; see `RETRIEVAL_METRICS`."""
+
+
+class Difference(NamedTuple):
+    """Holds the paired comparison of a metric of two systems.
+
+    Attributes:
+      systems: their names.
+      difference: the mean of the first minus that of the second.
+      p_value: of no difference, by a randomization test over the queries (Smucker et al. 2007).
+    """
+
+    systems: tuple[str, str]
+    difference: float
+    p_value: float
 
 
 def evaluate_retrieval(
     retrieval_set: RetrievalSet,
-    encoder: DenseEncoder | None = None,
+    encoders: Mapping[str, TextEncoder],
     reranker: Reranker | None = None,
     *,
     num_candidates: int = DEPTH,
-) -> dict[str, Metrics]:
-    """Computes the metrics of each way of ranking.
+) -> dict[str, Outcomes]:
+    """Computes the metrics of each way of ranking, for each query.
 
     Args:
-      encoder: None to evaluate BM25 alone.
-      reranker: scores the best documents of the encoder, or of BM25 without an encoder.
+      encoders: what rows call them -> encoders of any kind; none to evaluate BM25 alone.
+      reranker: scores the best documents of the first encoder, or of BM25 without an encoder.
       num_candidates: documents of a query that are reranked.
 
     Returns:
-      "bm25" and, as far as there are models, "dense", "hybrid" and "reranked", in this order.
+      "bm25", each encoder, and it fused with BM25: "hybrid", or with several encoders "NAME+bm25";
+      and "reranked".
 
     Raises:
       UserError: a vector is not finite.
@@ -46,21 +66,28 @@ def evaluate_retrieval(
     # One more than is evaluated, because the document of the query itself may be left out.
     depth = min(DEPTH + 1, len(texts))
     found = {"bm25": _results(retrieval_set, Bm25(texts).search(queries, depth))}
-    best = "bm25"
-    if encoder is not None:
-        documents_ND = _encode(encoder.encode_documents, texts, "documents")
-        queries_QD = _encode(encoder.encode_queries, queries, "queries")
-        dense = exact_neighbors(queries_QD, documents_ND, depth)
-        found["dense"] = _results(retrieval_set, dense)
-        found["hybrid"] = fuse_ranks([found["dense"], found["bm25"]], DEPTH)
-        best = "dense"
+    for name, encoder in encoders.items():
+        documents = in_memory(encoder.kind, _encode(encoder, "documents", texts))
+        found_by_vectors = documents.exact(_encode(encoder, "queries", queries), depth)
+        found[name] = _results(retrieval_set, found_by_vectors)
+        hybrid = "hybrid" if len(encoders) == 1 else f"{name}+bm25"
+        found[hybrid] = fuse_ranks([found[name], found["bm25"]], DEPTH)
     if reranker is not None:
-        candidates = found[best].rows[:, :num_candidates]
+        candidates = found[next(iter(encoders), "bm25")].rows[:, :num_candidates]
         found["reranked"] = _rerank(reranker, queries, texts, candidates)
     return {
-        name: retrieval_metrics(retrieval_set.relevance, _to_run(retrieval_set, neighbors))
+        name: retrieval_outcomes(retrieval_set.relevance, _to_run(retrieval_set, neighbors))
         for name, neighbors in found.items()
     }
+
+
+def compare_systems(outcomes: Mapping[str, Outcomes], metric: str) -> list[Difference]:
+    """Compares a metric of each system with that of each system before it."""
+    return [
+        Difference((later, earlier), float(values.mean()), randomization_test(values))
+        for earlier, later in itertools.combinations(outcomes, 2)
+        for values in [outcomes[later][metric] - outcomes[earlier][metric]]
+    ]
 
 
 def sample_queries(retrieval_set: RetrievalSet, num_queries: int, seed: int = 0) -> RetrievalSet:
@@ -76,14 +103,23 @@ def sample_queries(retrieval_set: RetrievalSet, num_queries: int, seed: int = 0)
 
 
 def _encode(
-    encode: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str], description: str
-) -> np.ndarray:
-    groups = []
-    with tqdm(desc=description, total=len(texts), unit=" texts", disable=None) as bar:
+    encoder: TextEncoder, role: Literal["documents", "queries"], texts: Sequence[str]
+) -> Any:
+    """Returns the vectors of all texts, of the type that the encoder returns."""
+    encode = encoder.encode_documents if role == "documents" else encoder.encode_queries
+    groups: list[Any] = []
+    with tqdm(desc=role, total=len(texts), unit=" texts", disable=None) as bar:
         for start in range(0, len(texts), _GROUP_SIZE):
-            groups.append(encode(texts[start : start + _GROUP_SIZE]))
-            bar.update(len(groups[-1]))
-    return np.concatenate(groups)
+            group = texts[start : start + _GROUP_SIZE]
+            groups.append(encode(group))
+            bar.update(len(group))
+    match encoder.kind:
+        case "dense":
+            return np.concatenate(groups)
+        case "sparse":
+            return scipy.sparse.vstack(groups, format="csr")
+        case "multi_vector":
+            return [vectors for group in groups for vectors in group]
 
 
 def _results(retrieval_set: RetrievalSet, found: Neighbors) -> Neighbors:

@@ -1,4 +1,4 @@
-"""Computes bootstrap confidence intervals over examples, and statistics over seeds."""
+"""Computes intervals over examples, paired tests, and statistics over seeds."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,6 +9,8 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.metrics.validate_inputs import require_matching_counts
+
+_FLIPS = 9999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,24 @@ def bootstrap_interval(
         raise UserError(f"the metric is undefined on all resamples of these {count} examples")
     low, high = np.percentile(defined, [2.5, 97.5])
     return float(low), float(high)
+
+
+def randomization_test(differences: np.ndarray) -> float:
+    """Returns the two-sided p-value of a mean of 0 under random signs (Fisher's randomization).
+
+    Args:
+      differences: float [n], of two systems on each example or query.
+    """
+    generator = np.random.default_rng(0)
+    nonzero = differences[differences != 0]
+    if not nonzero.size:
+        return 1.0
+    observed = abs(nonzero.sum()) * (1 - 1e-12)  # sums in another order differ in the last bits
+    extreme = 0
+    for start in range(0, _FLIPS, 500):
+        signs = generator.choice([-1.0, 1.0], size=(min(500, _FLIPS - start), nonzero.size))
+        extreme += int((abs(signs @ nonzero) >= observed).sum())
+    return (extreme + 1) / (_FLIPS + 1)
 
 
 def summarize_seeds(values: Sequence[float]) -> SeedSummary:

@@ -19,9 +19,19 @@ Run = Mapping[str, Mapping[str, float]]
 
 
 def retrieval_metrics(relevance: Relevance, run: Run) -> dict[str, float]:
-    """Averages the metrics of `RETRIEVAL_METRICS` over queries with a relevant document.
+    """Averages the metrics of `RETRIEVAL_METRICS` over queries; see `retrieval_outcomes`."""
+    return {
+        name: float(values.mean()) for name, values in retrieval_outcomes(relevance, run).items()
+    }
+
+
+def retrieval_outcomes(relevance: Relevance, run: Run) -> dict[str, np.ndarray]:
+    """Computes the metrics of `RETRIEVAL_METRICS` for each query with a relevant document.
 
     A query that is missing in `run` counts as 0.
+
+    Returns:
+      Name -> float64 [queries], in the order of `relevance`.
 
     Raises:
       UserError: no query has a relevant document, or a score is NaN.
@@ -34,9 +44,7 @@ def retrieval_metrics(relevance: Relevance, run: Run) -> dict[str, float]:
         )
     rankings = {query: rank_documents(run.get(query, {})) for query in with_relevant}
     return {
-        name: float(
-            np.mean([metric(rankings[query], with_relevant[query]) for query in with_relevant])
-        )
+        name: np.array([metric(rankings[query], with_relevant[query]) for query in with_relevant])
         for name, metric in RETRIEVAL_METRICS.items()
     }
 

@@ -6,9 +6,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
+from bert_jax.tasks.metrics.bootstrap import randomization_test
+
 Over = Literal["seeds", "examples"]
 CONFIDENCE = 0.95
-_FLIPS = 9999
 
 
 class Estimate(NamedTuple):
@@ -87,7 +88,7 @@ def compare(
         if first is not None and second is not None and first.shape == second.shape:
             differences = first - second
             mean = float(differences.mean())
-            return Comparison(mean, _sign_test(differences), "examples")
+            return Comparison(mean, randomization_test(differences), "examples")
     seeds = sorted(values.keys() & reference.keys())
     if len(seeds) < 2:
         return None
@@ -98,20 +99,6 @@ def compare(
         t = abs(differences.mean()) / stats.sem(differences)
         p_value = 2 * float(stats.t.sf(t, len(differences) - 1))
     return Comparison(float(differences.mean()), p_value, "seeds")
-
-
-def _sign_test(differences: np.ndarray) -> float:
-    """Returns the two-sided p-value of a mean of 0 under random signs (Fisher's randomization)."""
-    generator = np.random.default_rng(0)
-    nonzero = differences[differences != 0]
-    if not nonzero.size:
-        return 1.0
-    observed = abs(nonzero.sum()) * (1 - 1e-12)  # sums in another order differ in the last bits
-    extreme = 0
-    for start in range(0, _FLIPS, 500):
-        signs = generator.choice([-1.0, 1.0], size=(min(500, _FLIPS - start), nonzero.size))
-        extreme += int((abs(signs @ nonzero) >= observed).sum())
-    return (extreme + 1) / (_FLIPS + 1)
 
 
 class PowerLaw(NamedTuple):
