@@ -62,11 +62,7 @@ def write_beir(folder: Path) -> None:
         records = [{"_id": text.id, "title": "", "text": text.text} for text in texts]
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(lines)
-    rows = [
-        f"{query}\t{id}\t{grade}"
-        for query, grades in SET.relevance.items()
-        for id, grade in grades.items()
-    ]
+    rows = [f"q{n}\td{n:02}\t1" for n in range(12)]
     (folder / "qrels/test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n")
 
 
