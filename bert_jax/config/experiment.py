@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.data import (
+    CorpusMixture,
     DiffusionMasking,
     FineTuningData,
     FixedRateMasking,
@@ -59,6 +60,26 @@ class Experiment:
         self._check_calibration()
         self._check_masking_rates()
         self._check_causal_phases()
+        self._check_corpus_weights()
+
+    def _check_corpus_weights(self) -> None:
+        """Raises ConfigError if a phase has weights of corpora that the data do not have."""
+        corpus = getattr(self.data, "corpus", None)
+        for index, phase in enumerate(self.train.phases):
+            weights = phase.corpus_weights
+            if not isinstance(corpus, CorpusMixture):
+                if weights or phase.corpus_temperature is not None:
+                    name = "corpus_weights" if weights else "corpus_temperature"
+                    raise ConfigError(
+                        f"train.phases.{index}.{name} is set, but data.corpus is one corpus; "
+                        "expected a CorpusMixture (--corpora a=0.7 b=0.3)"
+                    )
+            elif weights and len(weights) != len(corpus.corpora):
+                raise ConfigError(
+                    f"train.phases.{index}.corpus_weights has {len(weights)} weights, but "
+                    f"data.corpus has {len(corpus.corpora)} corpora; expected one for each, in "
+                    "their order, and 0 for those that are left out"
+                )
 
     def _check_causal_phases(self) -> None:
         """Raises ConfigError if a phase of causal LM does not fit the objective or the data."""

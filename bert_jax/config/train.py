@@ -300,6 +300,11 @@ class Phase:
       causal_lm: whether this phase predicts each next token with a causal mask, from unmasked text,
         instead of what is masked. Masked LM after some causal LM is better than masked LM alone at
         equal compute (Gisserot-Boukhlef et al. 2025). Held-out losses are those of masked LM.
+      corpus_weights: the weight of each corpus of a `CorpusMixture` in this phase, in their order,
+        instead of those of `data.corpus`; 0 leaves a corpus out, and null stands for the number of
+        its tokens. (): the weights of the mixture.
+      corpus_temperature: that of the mixture in this phase; None: `data.corpus.temperature`. mmBERT
+        goes from 1 / 0.7 to 1 / 0.5 and 1 / 0.3, with more languages in each phase.
     """
 
     steps: int  # updates of this phase
@@ -310,6 +315,8 @@ class Phase:
     target_length: int = 0
     mlm_probability: float | None = None
     causal_lm: bool = False
+    corpus_weights: tuple[float | None, ...] = ()
+    corpus_temperature: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
@@ -327,6 +334,16 @@ class Phase:
                 f"{phase} max_predictions_per_seq is {predictions}, but seq_length is "
                 f"{self.seq_length}; expected at most as many predictions as tokens: lower "
                 "max_predictions_per_seq or raise seq_length"
+            )
+        if self.corpus_temperature is not None:
+            check_range(f"{phase} corpus_temperature", self.corpus_temperature, above=0)
+        for weight in self.corpus_weights:
+            if weight is not None:
+                check_range(f"{phase} corpus_weights", weight, at_least=0)
+        if self.corpus_weights and len({w is None for w in self.corpus_weights if w != 0}) != 1:
+            raise ConfigError(
+                f"{phase} corpus_weights is {list(self.corpus_weights)}; expected a number above 0 "
+                "for some corpora, or null for some, and 0 for those that are left out"
             )
         rate = self.mlm_probability
         if self.causal_lm and rate is not None:

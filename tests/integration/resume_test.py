@@ -101,6 +101,25 @@ def test_changed_run_that_was_killed_is_bit_identical(corpus, tmp_path, changes,
     assert losses(straight) == losses(killed)
 
 
+@pytest.mark.slow
+def test_killed_run_with_other_corpora_in_each_phase_is_bit_identical(corpus, tmp_path):
+    second = prepare_corpus(tmp_path / "second", num_documents=12, seed=1)
+    corpora = [{"folder": str(folder)} for folder in (corpus, second)]
+    mixture = json.dumps({"type": "CorpusMixture", "corpora": corpora})
+    weights = ("train.phases.0.corpus_weights=[3,1]", "train.phases.1.corpus_weights=[0,1]")
+    changes = ["--set", "data.input_format=SingleSegment", f"data.corpus={mixture}", *weights]
+    changes.append("objective.nsp_weight=0")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    drive(corpus, straight, *changes, expect=EXIT_DONE)
+    # Resumed in the middle of the first phase, it goes on with the second one.
+    drive(corpus, killed, *changes, "--kill-in-save", "20", expect=KILLED)
+    drive(corpus, killed, *changes, expect=EXIT_DONE)
+    assert_same_parameters(straight, killed)
+    assert losses(straight) == losses(killed)
+    first, other = json.loads((straight / "mixture.json").read_text())["quotas"]
+    assert min(first) > 0 and other == [0, 10_000]
+
+
 def rows(run: Path, count: int) -> list[str]:
     """Returns the examples of each step, in the order of the processes."""
     files = [(run / f"rows-{count}-{i}.txt").read_text().splitlines() for i in range(count)]

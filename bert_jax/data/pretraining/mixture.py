@@ -1,4 +1,4 @@
-"""Mixes prepared corpora: plans quotas, and finds which example of which corpus is example i.
+"""Mixes prepared corpora: finds which example of which corpus is example i.
 
 Examples are drawn in periods of `PERIOD`. A period has a fixed number of slots for each corpus, its
 quota, in a random order that depends on the seed and the period. So the quotas are exact after each
@@ -7,20 +7,11 @@ period, and any process can begin at any example, without reading those before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from bert_jax.config.data import (
-    CorpusMixture,
-    Denoising,
-    DynamicMasking,
-    PackedSegments,
-    PretrainingData,
-    StaticMasking,
-)
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.config.data import Denoising, DynamicMasking, PretrainingData, StaticMasking
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.finetuning.mixture import apportion
 from bert_jax.data.pretraining.dataset import PretrainingDataset, make_dataset, sample_token_ids
@@ -32,10 +23,7 @@ from bert_jax.data.pretraining.denoising import (
 )
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import write_json
-from bert_jax.io.json_io import read_json_object
-from bert_jax.text.compatibility import check_same_tokenizer
+from bert_jax.errors import ConfigError
 from bert_jax.text.tokenizer import Tokenizer
 
 CorpusDataset = PretrainingDataset | ConcatenatedDocumentsDataset | DocumentTextsDataset
@@ -52,6 +40,8 @@ _PERIOD_EPOCH_OFFSET = 1 << 61
 @dataclass(frozen=True)
 class MixedCorpora:
     """Holds open corpora with one tokenizer, and the fraction of the training tokens of each.
+
+    The fractions are those of a phase of the run; one of 0 leaves the corpus out.
 
     Attributes:
       limited: the indices of the corpora whose fraction `max_epochs` limits. Their quotas are
@@ -97,7 +87,7 @@ class MixtureDataset:
 
     Attributes:
       first_example: [number of corpora + 1], examples of one epoch before each corpus.
-      quotas: [number of corpora], examples of each corpus in a period.
+      quotas: [number of corpora], examples of each corpus in a period; 0 if it is left out.
 
     Raises:
       ConfigError: a corpus has such a small fraction that a period has no example of it.
@@ -164,7 +154,7 @@ def period_quotas(mixed: MixedCorpora, example_tokens: Sequence[float]) -> np.nd
         corpora are shorter than a sequence.
 
     Returns:
-      [number of corpora] int64, each at least 1; their sum is `PERIOD`.
+      [number of corpora] int64, each at least 1 or of a fraction of 0; their sum is `PERIOD`.
 
     Raises:
       ConfigError: a corpus has no example in a period.
@@ -175,12 +165,12 @@ def period_quotas(mixed: MixedCorpora, example_tokens: Sequence[float]) -> np.nd
     rates /= rates.sum()
     limited = sorted(mixed.limited)
     quotas = np.floor(rates * PERIOD + 1e-9).astype(int)  # what should be 3 may be 2.9999999
-    free = [index for index in range(len(rates)) if index not in mixed.limited]
-    free_rates = rates[free] / rates[free].sum() if limited else rates
+    free = [index for index in range(len(rates)) if index not in mixed.limited and rates[index]]
+    free_rates = rates[free] / rates[free].sum() if limited else rates[free]
     named_rates = {str(index): rate for index, rate in zip(free, free_rates.tolist(), strict=True)}
     quotas[free] = list(apportion(named_rates, PERIOD - int(quotas[limited].sum())).values())
     for index, corpus in enumerate(mixed.corpora):
-        if quotas[index] == 0:
+        if quotas[index] == 0 and mixed.token_fractions[index]:
             remedy = "raise its max_epochs" if index in mixed.limited else "raise its weight"
             cause = "max_epochs allows " if index in mixed.limited else "it has "
             raise ConfigError(
@@ -198,7 +188,7 @@ def draw_examples(
 
     Args:
       global_indices: [n] int64, in any order.
-      quotas: examples of each corpus in a period, each at least 1.
+      quotas: examples of each corpus in a period, not all 0.
 
     Returns:
       The index of the corpus, and how many examples were drawn from that corpus before; [n] each.
@@ -249,285 +239,16 @@ def locate_examples(
 def sample_mixture_ids(mixed: MixedCorpora, vocab_arrays: VocabArrays) -> np.ndarray:
     """Samples tokens of all corpora in proportion to their fractions of the training tokens."""
     samples = [sample_token_ids(corpus, vocab_arrays) for corpus in mixed.corpora]
-    num_tokens = min(
-        len(sample) / fraction
+    used = [
+        (sample, fraction)
         for sample, fraction in zip(samples, mixed.token_fractions, strict=True)
-    )
+        if fraction
+    ]
+    num_tokens = min(len(sample) / fraction for sample, fraction in used)
     chosen = []
-    for sample, fraction in zip(samples, mixed.token_fractions, strict=True):
+    for sample, fraction in used:
         count = max(1, int(fraction * num_tokens))
         # Equal distances instead of random draws: the sample is the same in every process without a
         # key.
         chosen.append(sample[np.arange(count) * len(sample) // count])
     return np.concatenate(chosen)
-
-
-MAX_USEFUL_EPOCHS = 4
-"""Text that is read more often helps clearly less (Muennighoff et al. 2023, on decoders)."""
-
-_MAX_ROUNDS = 100
-_TOLERANCE = 1e-6
-
-
-class PhaseSize(NamedTuple):
-    """Holds the size of a training phase: source and target length, and number of sequences."""
-
-    seq_length: int
-    target_length: int
-    num_sequences: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusUse:
-    """Describes how much of a corpus a run reads.
-
-    `num_tokens` is an estimate without padding; whole-sentence inputs and packed rows hold slightly
-    fewer.
-    """
-
-    folder: str
-    token_fraction: float
-    num_tokens: int
-    epochs: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.token_fraction:.2%} of the training tokens (about {self.num_tokens:,}), "
-            f"{self.epochs:.3g} epochs"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixturePlan:
-    """Holds what a run reads of several corpora.
-
-    Attributes:
-      uses: what the run reads of each corpus.
-      quotas: for each phase, the examples of each corpus in a period. Equal quotas of equal corpora
-        give equal batches.
-    """
-
-    mixed: MixedCorpora
-    uses: tuple[CorpusUse, ...]
-    quotas: tuple[tuple[int, ...], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what must be the same when a run is resumed."""
-        return {
-            "corpora": [corpus.manifest.fingerprint for corpus in self.mixed.corpora],
-            "quotas": [list(quotas) for quotas in self.quotas],
-        }
-
-
-class _PhaseCounts(NamedTuple):
-    """Holds the sequences of a phase, and the examples of each corpus and their mean length.
-
-    `packed` is None if each sequence holds one example.
-    """
-
-    num_sequences: int
-    packed: tuple[int, int] | None  # tokens of a sequence, special tokens of an example
-    num_examples: np.ndarray
-    example_tokens: np.ndarray
-
-
-def plan_mixture(
-    config: CorpusMixture, data: PretrainingData, phases: Sequence[PhaseSize]
-) -> MixturePlan:
-    """Opens the corpora of a mixture and computes their fractions of the training tokens.
-
-    Raises:
-      UserError: a folder is no prepared corpus, two corpora have different tokenizers or the same
-        documents, or the limits of epochs allow fewer tokens than the run reads.
-      ConfigError: a fraction is too small.
-    """
-    corpora = tuple(PreparedCorpus(corpus.folder) for corpus in config.corpora)
-    _check_corpora(corpora)
-    vocab_arrays = VocabArrays.from_tokenizer(corpora[0].tokenizer())
-    num_special_tokens = vocab_arrays.template.num_single_special_tokens
-    counts = []
-    for phase in phases:
-        datasets = [
-            make_corpus_dataset(corpus, data, vocab_arrays, phase.seq_length, phase.target_length)
-            for corpus in corpora
-        ]
-        is_packed = isinstance(data.input_format, PackedSegments)
-        counts.append(
-            _PhaseCounts(
-                phase.num_sequences,
-                (phase.seq_length, num_special_tokens) if is_packed else None,
-                np.array([dataset.num_examples for dataset in datasets]),
-                np.array([dataset.mean_example_tokens for dataset in datasets]),
-            )
-        )
-    mixed, quotas = _round_quotas(config, corpora, counts)
-    epochs, tokens = _epochs_and_tokens([each / PERIOD for each in quotas], counts)
-    uses = tuple(
-        CorpusUse(
-            folder=corpus.folder,
-            token_fraction=float(tokens[index] / tokens.sum()),
-            num_tokens=round(float(tokens[index])),
-            epochs=float(epochs[index]),
-        )
-        for index, corpus in enumerate(config.corpora)
-    )
-    return MixturePlan(
-        mixed=mixed, uses=uses, quotas=tuple(tuple(each.tolist()) for each in quotas)
-    )
-
-
-# Another fingerprint or number of slots would shift all draws of a resumed run.
-def write_or_check_mixture(mixture: MixturePlan, path: Path) -> None:
-    """Writes the plan of a new run, or compares the plan of a resumed run.
-
-    With other text or quotas, the batches would differ.
-
-    Raises:
-      UserError: a corpus was prepared again, or the quotas of the corpora are different now.
-    """
-    plan = mixture.to_json()
-    if not path.is_file():
-        write_json(path, plan)
-        return
-    saved = read_json_object(path)
-    # Compared one by one first, because a changed corpus also changes the quotas, and the message
-    # should name the cause.
-    for old, new, use in zip(saved.get("corpora", ()), plan["corpora"], mixture.uses, strict=False):
-        if old != new:
-            raise UserError(
-                f"{use.folder}: has the fingerprint {new[:12]}, but the run began with "
-                f"{old[:12]} ({path}), so it cannot be resumed with the same batches; restore that "
-                "corpus, or choose another run folder"
-            )
-    if saved != plan:
-        raise UserError(
-            f"{path}: the run began with the quotas {saved.get('quotas')} of its corpora, and they "
-            f"are {plan['quotas']} now, so it cannot be resumed with the same batches; use the "
-            "version of bert_jax that began the run, or choose another run folder"
-        )
-
-
-def _check_corpora(corpora: Sequence[PreparedCorpus]) -> None:
-    """Raises a UserError if corpora have different tokenizers or the same documents."""
-    first = corpora[0]
-    for index, corpus in enumerate(corpora):
-        check_same_tokenizer(
-            first.tokenization,
-            corpus.tokenization,
-            f"prepare {corpus.folder} again with "
-            f"`bert-jax prepare --tokenizer {first.folder / TOKENIZER_FOLDER}`",
-        )
-        for other in corpora[:index]:
-            # The fingerprint is of the content, so a copy in another folder is found too.
-            if other.manifest.fingerprint == corpus.manifest.fingerprint:
-                raise UserError(
-                    f"{other.folder} and {corpus.folder} have the same documents (fingerprint "
-                    f"{corpus.manifest.fingerprint[:12]}); name one of them, with the sum of both "
-                    "weights"
-                )
-
-
-def _fractions(config: CorpusMixture, corpora: Sequence[PreparedCorpus]) -> np.ndarray:
-    """Returns the fractions of the training tokens before `max_epochs` is applied."""
-    weights = np.array(
-        [
-            # Without a weight a corpus counts by its size, as if all were one.
-            float(corpus.tokens_per_document.sum()) if named.weight is None else named.weight
-            for named, corpus in zip(config.corpora, corpora, strict=True)
-        ]
-    )
-    # The largest becomes 1, so that no power overflows.
-    powers = (weights / weights.max()) ** (1 / config.temperature)
-    return powers / powers.sum()
-
-
-# Slots of a corpus with a limit are rounded down: 2 slots instead of 1.6 would be 25 % more than
-# the limit.
-def _round_quotas(
-    config: CorpusMixture, corpora: tuple[PreparedCorpus, ...], counts: Sequence[_PhaseCounts]
-) -> tuple[MixedCorpora, list[np.ndarray]]:
-    """Returns the mixture, and for each phase quotas with which no limit of epochs is exceeded.
-
-    Raises:
-      UserError: all corpora reach their limits before the run ends.
-      ConfigError: a corpus has no example in a period.
-    """
-    limits, free_fractions = _epoch_limits(config), _fractions(config, corpora)
-    fractions = _limited_fractions(limits, free_fractions, counts)
-    # Whole quotas can exceed a limit: 1.6 examples rounded up to 2 are 25 % more. So the quotas of
-    # limited corpora are rounded down.
-    limited = frozenset(np.flatnonzero(fractions < free_fractions * (1 - _TOLERANCE)).tolist())
-    epochs = tokens = np.zeros(len(limits))
-    for _ in range(_MAX_ROUNDS):
-        mixed = MixedCorpora(corpora, tuple(fractions.tolist()), limited)
-        quotas = [period_quotas(mixed, phase.example_tokens.tolist()) for phase in counts]
-        epochs, tokens = _epochs_and_tokens([each / PERIOD for each in quotas], counts)
-        exceeded = np.flatnonzero(epochs > limits * (1 + _TOLERANCE)).tolist()
-        if not exceeded:
-            return mixed, quotas
-        again = sorted(limited.intersection(exceeded))
-        fractions[again] *= limits[again] / epochs[again]
-        limited |= {*exceeded}
-        if len(limited) == len(limits):
-            break
-    raise _too_few_epochs(limits, epochs, tokens)
-
-
-def _epoch_limits(config: CorpusMixture) -> np.ndarray:
-    return np.array(
-        [np.inf if each.max_epochs is None else each.max_epochs for each in config.corpora]
-    )
-
-
-def _limited_fractions(
-    limits: np.ndarray, fractions: np.ndarray, counts: Sequence[_PhaseCounts]
-) -> np.ndarray:
-    """Lowers the fractions of corpora that would be read too often, and raises the others.
-
-    Raises:
-      UserError: all corpora reach their limits before the run ends.
-    """
-    is_limited, limited = np.zeros(len(limits), dtype=bool), fractions.copy()
-    for _ in range(_MAX_ROUNDS):
-        rates = [limited / phase.example_tokens for phase in counts]
-        epochs, tokens = _epochs_and_tokens([each / each.sum() for each in rates], counts)
-        if (epochs <= limits * (1 + _TOLERANCE)).all():
-            return limited
-        is_limited |= epochs > limits
-        # Each round comes closer, because the fractions of the others change their epochs too.
-        limited[is_limited] *= limits[is_limited] / epochs[is_limited]
-        left = 1 - limited[is_limited].sum()
-        if is_limited.all() or left <= 0:
-            break
-        limited[~is_limited] = left * fractions[~is_limited] / fractions[~is_limited].sum()
-    else:
-        return limited
-    raise _too_few_epochs(limits, epochs, tokens)
-
-
-def _too_few_epochs(limits: np.ndarray, epochs: np.ndarray, tokens: np.ndarray) -> UserError:
-    allowed = float((tokens * np.minimum(limits / epochs, 1)).sum())
-    return UserError(
-        f"the run reads {float(tokens.sum()):,.0f} tokens, but the max_epochs of the corpora allow "
-        f"{allowed:,.0f}: the mixture would end after {allowed / float(tokens.sum()):.2%} of the "
-        "run. Lower the steps in train.phases, raise max_epochs, or leave it out for one corpus"
-    )
-
-
-def _epochs_and_tokens(
-    rates: Sequence[np.ndarray], counts: Sequence[_PhaseCounts]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how often and how many tokens of each corpus all phases read.
-
-    Args:
-      rates: for each phase, the fraction of the examples of each corpus.
-    """
-    epochs = tokens = np.zeros(len(rates[0]))
-    for phase, rate in zip(counts, rates, strict=True):
-        num_examples = float(phase.num_sequences)
-        if phase.packed is not None:  # about as many as fit
-            seq_length, num_special_tokens = phase.packed
-            num_examples *= seq_length / float(rate @ (phase.example_tokens + num_special_tokens))
-        epochs = epochs + num_examples * rate / phase.num_examples
-        tokens = tokens + num_examples * rate * phase.example_tokens
-    return epochs, tokens

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manif
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.batch_builder import batch_fields, select_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader, evaluation_batches
-from bert_jax.data.pretraining.mixture import (
+from bert_jax.data.pretraining.mixture import MixedCorpora
+from bert_jax.data.pretraining.mixture_plan import (
     MAX_USEFUL_EPOCHS,
     MixturePlan,
     PhaseSize,
@@ -64,15 +65,21 @@ class PretrainingWorkload(Workload):
         self._mixture: MixturePlan | None = None
         if isinstance(data.corpus, CorpusMixture):
             phases = [
-                PhaseSize(phase.seq_length, phase.target_length, phase.steps * phase.batch_size)
+                PhaseSize(
+                    phase.seq_length,
+                    phase.target_length,
+                    phase.steps * phase.batch_size,
+                    phase.corpus_weights,
+                    phase.corpus_temperature,
+                )
                 for phase in experiment.train.phases
             ]
             self._mixture = plan_mixture(data.corpus, data, phases)
-            self._text = self._mixture.mixed
-            self._corpora = self._text.corpora
+            self._texts: Sequence[PreparedCorpus | MixedCorpora] = self._mixture.phases
+            self._corpora = self._mixture.phases[0].corpora
         else:
-            self._text = PreparedCorpus(data.corpus)
-            self._corpora = (self._text,)
+            corpus = PreparedCorpus(data.corpus)
+            self._texts, self._corpora = (corpus,) * len(experiment.train.phases), (corpus,)
 
     def prepare_run_folder(self, folder: Path) -> None:
         """See `Workload`."""
@@ -141,7 +148,7 @@ class PretrainingWorkload(Workload):
         """See `Workload`."""
         phase_config = self._phases[phase_index]
         return PretrainingLoader(
-            self._text,
+            self._texts[phase_index],
             data_of_phase(self._data, phase_config),
             seq_length=phase_config.seq_length,
             batch_size=phase_config.batch_size,
@@ -191,6 +198,11 @@ def _log_mixture(mixture: MixturePlan) -> None:
                 use.epochs,
                 MAX_USEFUL_EPOCHS,
             )
+    if len({phase.token_fractions for phase in mixture.phases}) > 1:
+        for index, phase in enumerate(mixture.phases):
+            fractions = ", ".join(f"{fraction:.2%}" for fraction in phase.token_fractions)
+            logger.info("mixture: phase %d: %s, in this order", index + 1, fractions)
+        return  # a corpus may be read in one phase only
     first = max(mixture.uses, key=lambda use: use.epochs)
     if first.epochs > 1:
         logger.info(

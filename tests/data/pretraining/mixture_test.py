@@ -1,6 +1,6 @@
 """Tests mixtures of corpora: quotas, order on all hosts and restarts, weights, limits of epochs.
 
-Covers bert_jax/data/pretraining/mixture.py and mixture.py.
+Covers bert_jax/data/pretraining/mixture.py and mixture_plan.py.
 """
 
 import dataclasses
@@ -29,16 +29,18 @@ from bert_jax.config.data import (
     WeightedCorpus,
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining import mixture
+from bert_jax.data.pretraining import mixture_plan
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.pretraining.mixture import (
     PERIOD,
     MixedCorpora,
     MixtureDataset,
+    draw_examples,
+)
+from bert_jax.data.pretraining.mixture_plan import (
     MixturePlan,
     PhaseSize,
-    draw_examples,
     plan_mixture,
     write_or_check_mixture,
 )
@@ -78,13 +80,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def plan(monkeypatch: pytest.MonkeyPatch):
     """Returns `plan_mixture` for corpora without tokenizer and with equal fingerprints."""
     monkeypatch.setattr(PreparedCorpus, "tokenizer", lambda self: None)
-    monkeypatch.setattr(mixture.VocabArrays, "from_tokenizer", lambda _: TABLE)
-    monkeypatch.setattr(mixture, "_check_corpora", lambda _: None)
+    monkeypatch.setattr(mixture_plan.VocabArrays, "from_tokenizer", lambda _: TABLE)
+    monkeypatch.setattr(mixture_plan, "_check_corpora", lambda _: None)
 
-    def call(corpora, data=None, *, num_sequences=4000, **settings):
+    def call(corpora, data=None, *, num_sequences=4000, phases=(), **settings):
         data = data or PretrainingData(corpus="", input_format=SingleSegment())
         mixture = CorpusMixture(corpora=tuple(corpora), **settings)
-        return plan_mixture(mixture, data, [PhaseSize(64, 0, num_sequences)])
+        return plan_mixture(mixture, data, phases or [PhaseSize(64, 0, num_sequences)])
 
     return call
 
@@ -197,7 +199,7 @@ def test_weights_are_fractions_of_the_tokens_in_a_period(folders, plan) -> None:
     corpora = parse_mixture((f"{folders[0]}=1.4", f"{folders[1]}=0.6")).corpora
     data = _data(SingleSegment())
     planned = plan(corpora, data, num_sequences=PERIOD)
-    mixed, uses = planned.mixed, planned.uses
+    (mixed,), uses = planned.phases, planned.uses
     builder = BatchBuilder(mixed, TABLE, data, **SIZES)
     refs = builder.resolve_examples(0, PERIOD)
     lengths = _dataset(builder).seq_lengths(refs.document_indices) - 2
@@ -217,7 +219,7 @@ def test_weights_are_fractions_of_packed_tokens(folders, plan) -> None:
     corpora = parse_mixture((f"{folders[0]}=0.7", f"{folders[1]}=0.3")).corpora
     data = _data(PackedSegments(), masking=None)
     planned = plan(corpora, data, num_sequences=1000)
-    mixed, uses = planned.mixed, planned.uses
+    (mixed,), uses = planned.phases, planned.uses
     builder = BatchBuilder(mixed, TABLE, data, **{**SIZES, "batch_size": 1000})
     batch, num_examples = builder.build_batch(0)
     ids = batch["input_ids"]
@@ -242,7 +244,7 @@ def test_temperature_and_sizes_decide_fractions_without_weights(folders, plan) -
     sizes = np.array([PreparedCorpus(folder).tokens_per_document.sum() for folder in folders])
     for temperature in (1.0, 2.0):
         expected = sizes ** (1 / temperature)
-        mixed = plan(corpora, temperature=temperature).mixed
+        (mixed,) = plan(corpora, temperature=temperature).phases
         np.testing.assert_allclose(mixed.token_fractions, expected / expected.sum())
 
 
@@ -252,7 +254,7 @@ def test_max_epochs_lower_a_fraction_and_raise_the_others(folders, plan) -> None
     free = plan([corpora[0], dataclasses.replace(limited, max_epochs=None)]).uses
     assert free[1].epochs > 4
     planned = plan(corpora)
-    mixed, uses = planned.mixed, planned.uses
+    (mixed,), uses = planned.phases, planned.uses
     assert uses[1].epochs <= 2 * (1 + 1e-6)
     assert uses[1].epochs == pytest.approx(2, rel=0.02)
     assert sum(mixed.token_fractions) == pytest.approx(1)
@@ -280,6 +282,73 @@ def test_rounded_quotas_stay_within_max_epochs(folders, plan, input_format) -> N
     assert sum(planned.quotas[0]) == PERIOD
     with pytest.raises(ConfigError, match=r"max_epochs allows .* raise its max_epochs"):
         limited(0.1)
+
+
+def test_each_phase_reads_its_own_fractions(folders, plan) -> None:
+    """Compares with the tokens of the examples that each phase draws."""
+    corpora = parse_mixture((f"{folders[0]}=0.5", f"{folders[1]}=0.5")).corpora
+    data = _data(SingleSegment())
+    weights = [(), (0.9, 0.1), (0.0, 2.0)]
+    expected = [[0.5, 0.5], [0.9, 0.1], [0.0, 1.0]]
+    planned = plan(corpora, data, phases=[PhaseSize(64, 0, PERIOD, each) for each in weights])
+    total, examples = np.zeros(2), np.zeros(2)
+    for mixed, fractions, quotas in zip(planned.phases, expected, planned.quotas, strict=True):
+        builder = BatchBuilder(mixed, TABLE, data, **SIZES)
+        refs = builder.resolve_examples(0, PERIOD)
+        lengths = _dataset(builder).seq_lengths(refs.document_indices) - 2
+        is_notes = refs.example_indices >= _dataset(builder).first_example[1]
+        tokens = np.array([lengths[~is_notes].sum(), lengths[is_notes].sum()])
+        np.testing.assert_allclose(tokens / tokens.sum(), fractions, atol=0.005)
+        assert tuple(np.bincount(is_notes, minlength=2)) == quotas
+        # Any batch in the middle of the phase is a function of its position.
+        half = BatchBuilder(mixed, TABLE, data, **{**SIZES, "batch_size": 4})
+        batch, _ = builder.build_batch(123_456)
+        parts = [half.build_batch(position)[0] for position in (123_456, 123_460)]
+        for name, field in batch.items():
+            np.testing.assert_array_equal(np.concatenate([each[name] for each in parts]), field)
+        total, examples = total + tokens, examples + np.bincount(is_notes, minlength=2)
+        builder = BatchBuilder(
+            mixed, TABLE, _data(SingleSegment(), masking=SpanMasking()), **SIZES
+        )  # random tokens come from the corpora that the phase reads
+        is_note = builder._replacement_ids >= 500
+        assert is_note.mean() == pytest.approx(fractions[1], abs=0.01)
+    sizes = np.diff(_dataset(builder).first_example)
+    np.testing.assert_allclose([use.epochs for use in planned.uses], examples / sizes)
+    np.testing.assert_allclose(
+        [use.token_fraction for use in planned.uses], total / total.sum(), atol=0.005
+    )
+
+
+def test_phases_have_temperatures_and_corpora_of_mmbert(folders, plan) -> None:
+    corpora = [WeightedCorpus(folder=folder) for folder in folders]
+    sizes = np.array([PreparedCorpus(folder).tokens_per_document.sum() for folder in folders])
+    phases = [PhaseSize(64, 0, 9, (None, 0.0), 1 / 0.7), PhaseSize(64, 0, 9, (), 1 / 0.3)]
+    first, second = plan(corpora, phases=phases).phases
+    assert first.token_fractions == (1.0, 0.0)
+    expected = sizes**0.3
+    np.testing.assert_allclose(second.token_fractions, expected / expected.sum())
+
+
+def test_limits_of_epochs_count_all_phases(folders, plan) -> None:
+    limited = WeightedCorpus(folder=folders[1], weight=0.5, max_epochs=2)
+    corpora = [WeightedCorpus(folder=folders[0], weight=0.5), limited]
+    phases = [
+        PhaseSize(64, 0, 2000, (0.8, 0.2)),
+        PhaseSize(64, 0, 2000, (0.5, 0.5)),
+        PhaseSize(64, 0, 2000, (1.0, 0.0)),
+    ]
+    free = plan([corpora[0], dataclasses.replace(limited, max_epochs=None)], phases=phases)
+    assert free.uses[1].epochs > 3
+    planned = plan(corpora, phases=phases)
+    assert planned.uses[1].epochs <= 2 * (1 + 1e-6)
+    assert planned.uses[1].epochs == pytest.approx(2, rel=0.02)
+    fractions = np.array([phase.token_fractions for phase in planned.phases])
+    np.testing.assert_allclose(fractions.sum(axis=1), 1)
+    # Lowered by one factor in all phases that read it.
+    assert fractions[0, 1] / 0.2 == pytest.approx(fractions[1, 1] / 0.5) and fractions[2, 1] == 0
+    assert all(sum(quotas) == PERIOD for quotas in planned.quotas)
+    with pytest.raises(UserError, match=r"the max_epochs of the corpora allow"):
+        plan(corpora, phases=[PhaseSize(64, 0, 9000, (0.0, 1.0))])
 
 
 def test_resumed_mixture_must_have_the_same_corpora(folders, plan, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from bert_jax.apps.plan.inputs import planned_experiment
 from bert_jax.apps.testing.experiments import tiny_experiment
 from bert_jax.apps.testing.text_corpus import prepare_corpus
+from bert_jax.config.config_lib import override
 from bert_jax.config.data import (
     Masking,
     NGramMasking,
@@ -155,6 +156,31 @@ def test_rate_without_masks_is_refused(corpus):
     message = r"train.phases.0.mlm_probability is 0.3, but data.masking is NoneType; expected Mas"
     with pytest.raises(ConfigError, match=message):
         experiment(corpus, masking=None)
+
+
+CORPORA = 'data.corpus={"type": "CorpusMixture", "corpora": [{"folder": "a"}, {"folder": "b"}]}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["corpus_weights=[1,1]"], r"phases.0.corpus_weights is set, but data.corpus is one corp"),
+        (["corpus_temperature=2"], r"phases.0.corpus_temperature is set, but data.corpus is one"),
+        ([CORPORA, "corpus_weights=[1]"], r"corpus_weights has 1 weights, but data.corpus has 2"),
+        ([CORPORA, "corpus_weights=[0,0]"], r"corpus_weights is \[0.0, 0.0\]; expected a number"),
+        ([CORPORA, "corpus_weights=[1,null]"], r"corpus_weights is \[1.0, None\]; expected a num"),
+        ([CORPORA, "corpus_weights=[1,-1]"], r"corpus_weights is -1.0, expected .* at least 0"),
+        ([CORPORA, "corpus_temperature=0"], r"corpus_temperature is 0.0, expected .* above 0"),
+    ],
+)
+def test_corpus_weights_that_do_not_fit_are_refused(changes, message):
+    config = experiment(Path("none"))
+    fields = [each if each.startswith("data.") else f"train.phases.0.{each}" for each in changes]
+    with pytest.raises(ConfigError, match=message):
+        override(config, fields)
+    weights = "train.phases.2.corpus_weights=[0,null]"
+    phases = override(config, [CORPORA, weights]).train.phases
+    assert phases[2].corpus_weights == (0.0, None) and phases[0].corpus_weights == ()
 
 
 def test_recipe_has_the_rates_and_phases_of_mmbert():
