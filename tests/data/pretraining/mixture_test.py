@@ -312,7 +312,7 @@ def test_each_phase_reads_its_own_fractions(folders, plan) -> None:
         )  # random tokens come from the corpora that the phase reads
         is_note = builder._replacement_ids >= 500
         assert is_note.mean() == pytest.approx(fractions[1], abs=0.01)
-    sizes = np.diff(_dataset(builder).first_example)
+    sizes = np.diff(_dataset(_builder(folders, data)).first_example)
     np.testing.assert_allclose([use.epochs for use in planned.uses], examples / sizes)
     np.testing.assert_allclose(
         [use.token_fraction for use in planned.uses], total / total.sum(), atol=0.005
