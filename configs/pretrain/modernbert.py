@@ -11,8 +11,13 @@ What differs from BERT's recipe:
   in which it decays by 1 - sqrt;
 - dropout of 0.1 after attention, and none elsewhere.
 
-What differs from the published run: the batch has its full size from the beginning (the authors
-increase it over the first 50 billion tokens), and special tokens are never predicted. The authors
+`batch_size_warmup=true` begins with a sixth of the batch, which grows to the full size in equal
+steps over the first 50 billion tokens, or that fraction of a shorter run; the authors go from 768
+to 4,608 over as many tokens, in steps that the paper does not give. Without it, the batch has its
+full size from the beginning. `steps` are updates of full batches, so a run with smaller ones has
+more updates.
+
+What differs from the published run: special tokens are never predicted. The authors
 train on with sequences of 8,192 for 300 billion tokens, for which global layers get rotations with
 the base 160,000 instead of 10,000, and decay the learning rate in the last 50 billion only:
 `seq_length=8192 batch_size=576` and `--init-from RUN`. The corpus needs a tokenizer with [CLS]
@@ -30,6 +35,7 @@ from typing import Literal
 from bert_jax.config.data import Masking, PackedSegments, PretrainingData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Pretraining
+from bert_jax.config.phases import updates_of_sequences, warm_up_batch_size
 from bert_jax.config.train import (
     CheckpointConfig,
     HeldOutEval,
@@ -46,6 +52,8 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.modernbert.config import ModernBertConfig, ModernBertSize
 
 _TOKENS, _WARMUP_TOKENS = 1.719e12, 3e9
+_SMALL_BATCHES = 50e9 / _TOKENS  # the fraction of the tokens in batches below the full size
+_SIZES_OF_BATCHES = 6  # in the growth of the batch, the full one included
 _MASKING_RATE = 0.3
 # mmBERT's phases: the fraction of the updates up to the end of the phase, and the masking rate.
 # They have 2.3, 0.6 and 0.1 of its 3 trillion tokens.
@@ -80,6 +88,7 @@ def get_config(
     tpu: bool = False,
     parallelism: Parallelism = "dp",
     masking_rates: Literal["modernbert", "mmbert"] = "modernbert",
+    batch_size_warmup: bool = False,
     seed: int = 0,
 ) -> Experiment:
     """Returns the published run on a corpus that `bert-jax prepare` has written.
@@ -94,8 +103,6 @@ def get_config(
     peak = learning_rate or peak
     tokens_per_step = batch_size * seq_length
     steps = round(_TOKENS / tokens_per_step) if steps is None else steps
-    if warmup_steps is None:
-        warmup_steps = min(round(_WARMUP_TOKENS / tokens_per_step), steps // 10)
     model = ModernBertConfig.from_size(
         size,
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,  # a multiple of 64 is faster
@@ -110,6 +117,15 @@ def get_config(
         gradient_accumulation_steps=gradient_accumulation_steps,
     )
     phases = (phase,) if masking_rates == "modernbert" else _mmbert_phases(phase)
+    if batch_size_warmup:
+        phases = warm_up_batch_size(
+            phases,
+            first_batch_size=batch_size // _SIZES_OF_BATCHES,
+            num_sequences=round(_SMALL_BATCHES * steps * batch_size),
+        )
+    if warmup_steps is None:
+        warmup_sequences = min(round(_WARMUP_TOKENS / seq_length), steps * batch_size // 10)
+        warmup_steps = updates_of_sequences(phases, warmup_sequences)
     return Experiment(
         name=f"modernbert-{size}",
         seed=seed,

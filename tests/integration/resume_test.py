@@ -89,8 +89,12 @@ CAUSAL_PHASE = [
         (MASKING_RATES, "30"),
         (MASKING_RATES, "40"),
         (CAUSAL_PHASE, "40"),
+        (["train.phases.0.batch_size=4"], "40"),
     ],
-    ids=["muon", "masking rates", "masking rates, second phase", "causal, then masked"],
+    ids=[
+        *("muon", "masking rates", "masking rates, second phase", "causal, then masked"),
+        "small batches, then large ones",
+    ],
 )
 def test_changed_run_that_was_killed_is_bit_identical(corpus, tmp_path, changes, saved_step):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
