@@ -39,8 +39,8 @@ def test_batches_grow_in_equal_steps_with_equally_many_updates():
     # Microbatches have at most the 24 sequences of the full batch.
     assert [phase.gradient_accumulation_steps for phase in grown] == [1, 2, 2, 4, 4]
     for phase in grown:
-        kept = {"batch_size": 96, "steps": 1000, "gradient_accumulation_steps": 4}
-        assert dataclasses.replace(phase, **kept) == FULL
+        unchanged = {"batch_size": 96, "steps": 1000, "gradient_accumulation_steps": 4}
+        assert dataclasses.replace(phase, **unchanged) == FULL
 
 
 @pytest.mark.parametrize(("first", "num_sequences"), [(1, 7_000), (24, 5_000), (48, 123)])
@@ -51,7 +51,7 @@ def test_run_reads_as_many_sequences_as_before(first, num_sequences):
     assert abs(sequences(phases[:-1]) - num_sequences) <= sizes / 2
     # The largest learning rate is reached after as many sequences.
     for target in (1, 3_000, 50_000):
-        updates, read, done = updates_of_sequences(phases, target), 0, 0
+        updates, read, done, size = updates_of_sequences(phases, target), 0, 0, 0
         for phase in phases:
             for _ in range(phase.steps):
                 if done < updates:
