@@ -128,7 +128,7 @@ def _export(args: Arguments) -> None:
         sentence_model_of,
     )
     from bert_jax.pretrained.initial import load_generator
-    from bert_jax.pretrained.load import load_model, require_encoder
+    from bert_jax.pretrained.load import LoadedCausalLM, load_model, require_encoder
     from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, is_seq2seq
 
     # Before the model is loaded, which takes seconds.
@@ -162,6 +162,8 @@ def _export(args: Arguments) -> None:
         _export_seq2seq(model, args)
         _log_next(args, "generate")
         return
+    if isinstance(model, LoadedCausalLM) and model.network.config.is_decoder:
+        model = model.network
     model = require_encoder(model, "be exported")
     if args.bundle:
         _export_bundle(model, args)

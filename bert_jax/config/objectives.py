@@ -55,6 +55,11 @@ class Pretraining(ObjectiveBase):
         if min(weights) < 0 or (sum(weights) == 0 and self.distillation is None):
             listed = ", ".join(f"{name}_weight {w}" for name, w in self.loss_weights.items())
             raise ConfigError(f"objective has {listed}: expected all >= 0 and one > 0")
+        if self.model.is_decoder:
+            raise ConfigError(
+                f"objective.model is a {self.model.family}, which reads left to right; expected an "
+                "encoder, or the objective CausalLM"
+            )
         if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
             raise ConfigError(
                 f"objective.nsp_weight is {self.nsp_weight}, but {self.model.family} is pretrained "

@@ -31,7 +31,7 @@ from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
 from bert_jax.pretrained.load import (
     LoadedModel,
-    load_encoder,
+    load_network,
     require_no_adapter,
     require_single_task,
     require_tokenizer,
@@ -147,7 +147,7 @@ def write_folder(model: LoadedModel, folder: Path) -> None:
 
 def verify_export(model: LoadedModel, folder: Path) -> float:
     """Compares the folder with the model; returns the largest difference of outputs."""
-    reloaded = load_encoder(folder)
+    reloaded = load_network(folder)
     if _without_position_init(reloaded.config) != _without_position_init(model.config):
         raise UserError(
             f"the export describes another model: {reloaded.config}, not {model.config}"

@@ -19,6 +19,7 @@ from bert_jax.models.gte.config import GteConfig
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.models.modernbert_decoder.config import ModernBertDecoderConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.nomic_bert.config import NomicBertConfig
 from bert_jax.models.roberta.config import RobertaConfig
@@ -38,6 +39,7 @@ EncoderConfig = (
     | MPNetConfig
     | DebertaV2Config
     | ModernBertConfig
+    | ModernBertDecoderConfig
     | EuroBertConfig
     | EsmConfig
     | JinaEmbeddingsV3Config

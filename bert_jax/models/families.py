@@ -9,10 +9,10 @@ A family is a package `models/<family>/` with these modules:
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
 
 RoBERTa, DistilBERT, ELECTRA and jina-embeddings-v3 have no `model.py`: their encoder is BERT's with
-other settings. Any other encoder composes the parts in `models/layers/`, and has a forward pass of
-its own unless that is BERT's. To add a family, write the package, add its config to `EncoderConfig`
-in `models/encoder.py`, and add a row to `FAMILIES`. A family of encoder-decoders has a row in
-`ENCODER_DECODER_FAMILIES`.
+other settings, and the ModernBERT decoder is ModernBERT's. Any other encoder composes the parts in
+`models/layers/`, and has a forward pass of its own unless that is BERT's. To add a family, write
+the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a row to `FAMILIES`.
+A family of encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,6 +60,8 @@ from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert import huggingface as modernbert
 from bert_jax.models.modernbert import model as modernbert_model
 from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.models.modernbert_decoder import huggingface as modernbert_decoder
+from bert_jax.models.modernbert_decoder.config import ModernBertDecoderConfig
 from bert_jax.models.mpnet import huggingface as mpnet
 from bert_jax.models.mpnet import model as mpnet_model
 from bert_jax.models.mpnet.config import MPNetConfig
@@ -134,6 +136,11 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
     GteConfig: Family(gte_model.build_gte, _BERT_AXES, gte.HUGGING_FACE),
     JinaEmbeddingsV3Config: Family(
         bert_model.BertEncoder, _BERT_AXES, jina_embeddings_v3.HUGGING_FACE
+    ),
+    ModernBertDecoderConfig: Family(
+        modernbert_model.ModernBertEncoder,
+        modernbert_model.PARAMETER_AXES,
+        modernbert_decoder.HUGGING_FACE,
     ),
 }
 """The families of encoders by their config class."""

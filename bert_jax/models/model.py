@@ -109,6 +109,10 @@ class EncoderWithHeads(nnx.Module):
         shared_parts = masked_lm_parts(config) if "masked_lm" in heads else ()
         parts = {*heads, *shared_parts, *task_part_names}
         _check_heads(heads, parts)
+        if config.is_decoder and task_head is not None:
+            raise ConfigError(
+                f"the model is a {config.family}, which has no task heads; expected an encoder"
+            )
         self.encoder = build_encoder(config, compute, rngs)
         # Random initial values depend on this order.
         if "pooler" in parts:

@@ -17,7 +17,7 @@ from bert_jax.pretrained.folder import resolve_model_folder
 from bert_jax.pretrained.load import (
     LoadedModel,
     build_model,
-    load_encoder,
+    load_network,
     require_no_adapter,
     require_nothing_to_ignore,
 )
@@ -40,7 +40,7 @@ def load_model_or_tf1(path: str | Path, ignore: Sequence[str] = ()) -> LoadedMod
     if tf1.find_checkpoint(folder) is not None:
         require_nothing_to_ignore(str(folder), ignore)
         return build_model(tf1.read_checkpoint(folder), str(folder))
-    model = load_encoder(folder, ignore=ignore)
+    model = load_network(folder, ignore=ignore)
     require_no_adapter(model, "be the start of another training")
     return model
 

@@ -229,7 +229,7 @@ class LoadedSetFit:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCausalLM:
-    """Holds a left-to-right language model, the result of the objective `CausalLM`, in memory.
+    """Holds a left-to-right language model, such as the result of `CausalLM`, in memory.
 
     Attributes:
       network: its layers, which have to be called with `causal=True`, and the LM head.
@@ -287,7 +287,9 @@ def load_model(
         _require_no_base(str(folder), base)
         require_nothing_to_ignore(str(folder), ignore)
         return LoadedCausalLM(network=_load_run(*found, None, is_causal_lm=True))
-    encoder = load_encoder(folder, task, base, ignore)
+    encoder = load_network(folder, task, base, ignore)
+    if encoder.config.is_decoder:
+        return LoadedCausalLM(network=encoder)
     if is_setfit_folder(folder):
         return LoadedSetFit(encoder=encoder, head=load_head(folder))
     return encoder
@@ -308,15 +310,19 @@ def require_encoder(model: AnyModel, purpose: str) -> LoadedModel:
         case LoadedSetFit():
             return model.encoder
         case LoadedCausalLM():
-            raise UserError(
-                f"{model.path} was trained left to right (CausalLM), so it cannot {purpose}; "
-                "`bert-jax score` and `bert-jax minimal-pairs` read it"
-            )
+            raise _causal_lm_error(model.path, purpose)
         case LoadedSeq2Seq():
             raise UserError(
                 f"{model.path} is an encoder-decoder ({model.config.family}), so it cannot "
                 f"{purpose}; `bert-jax generate` and bert_jax.Generator write texts with it"
             )
+
+
+def _causal_lm_error(path: str, purpose: str) -> UserError:
+    return UserError(
+        f"{path} was trained left to right (CausalLM), so it cannot {purpose}; "
+        "`bert-jax score` and `bert-jax minimal-pairs` read it"
+    )
 
 
 def _is_causal_lm(run: Path) -> bool:
@@ -335,6 +341,19 @@ def load_encoder(
     Raises:
       UserError: also if the model is T5, BART or a left-to-right language model.
     """
+    model = load_network(path, task, base, ignore)
+    if model.config.is_decoder:
+        raise _causal_lm_error(model.path, "be used as an encoder")
+    return model
+
+
+def load_network(
+    path: str | Path,
+    task: str | None = None,
+    base: str | Path | None = None,
+    ignore: Sequence[str] = (),
+) -> LoadedModel:
+    """Reads an encoder, or a decoder that is none; arguments and errors are as for `load_model`."""
     folder = resolve_model_folder(path)
     path = str(folder)
     if is_adapter_folder(folder):

@@ -90,6 +90,11 @@ _POOLINGS: dict[str, Pooling] = {"cls": "first_token", "mean": "mean"}
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> ModernBertConfig:
     del model_type  # there is only one
+    return ModernBertConfig(**read_fields(activation, read))
+
+
+def read_fields(activation: Activation, read: ReadField) -> dict[str, Any]:
+    """Reads the fields of a `ModernBertConfig`; the decoder has the same."""
     fields = read_transformer_fields(
         read,
         _FIELD_NAMES,
@@ -114,21 +119,21 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Mo
             raise ConfigError(
                 f"layer_types contains {layer_type!r}; expected {' or '.join(_THETA_FIELDS)}"
             )
-    return ModernBertConfig(
+    return {
         **fields,
-        hidden_act=activation,
-        positions=NoPositions(max_position_embeddings=read("max_position_embeddings", 8192)),
+        "hidden_act": activation,
+        "positions": NoPositions(max_position_embeddings=read("max_position_embeddings", 8192)),
         # Hugging Face has one rate for the weights and for the output of attention.
-        attention_output_dropout=read(
+        "attention_output_dropout": read(
             "attention_output_dropout", fields["attention_probs_dropout_prob"]
         ),
-        mlp_dropout=read("mlp_dropout", 0.0),
-        layer_types=layer_types or alternating_layers(fields["num_hidden_layers"], every),
-        local_attention=read("local_attention", 128),
-        global_rope_theta=_read_theta(read, "full_attention"),
-        local_rope_theta=_read_theta(read, "sliding_attention"),
-        classifier_pooling=_POOLINGS[pooling],
-    )
+        "mlp_dropout": read("mlp_dropout", 0.0),
+        "layer_types": layer_types or alternating_layers(fields["num_hidden_layers"], every),
+        "local_attention": read("local_attention", 128),
+        "global_rope_theta": _read_theta(read, "full_attention"),
+        "local_rope_theta": _read_theta(read, "sliding_attention"),
+        "classifier_pooling": _POOLINGS[pooling],
+    }
 
 
 _THETA_FIELDS = {
@@ -154,7 +159,8 @@ def _read_theta(read: ReadField, layer_type: str) -> float:
     return float(theta)
 
 
-def _config_fields(config: ModernBertConfig) -> dict[str, Any]:
+def config_fields(config: ModernBertConfig) -> dict[str, Any]:
+    """Returns the fields of config.json that other families do not have; the decoder has them."""
     thetas = {
         "full_attention": config.global_rope_theta,
         "sliding_attention": config.local_rope_theta,
@@ -202,7 +208,7 @@ HUGGING_FACE = HuggingFaceFormat(
     },
     read_config=_read_config,
     model_type=lambda config: "modernbert",
-    config_fields=_config_fields,
+    config_fields=config_fields,
     field_names=_FIELD_NAMES,
     names=_names,
     canonical=_canonical,

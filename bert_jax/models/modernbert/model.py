@@ -20,7 +20,10 @@ from bert_jax.models.modernbert.config import ModernBertConfig
 
 
 class ModernBertEncoder(nnx.Module):
-    """Encodes token ids (Warner et al. 2024); the prediction head is not part of it."""
+    """Encodes token ids (Warner et al. 2024); the prediction head is not part of it.
+
+    With a `ModernBertDecoderConfig` it is the decoder of Weller et al. 2025.
+    """
 
     def __init__(self, config: ModernBertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, compute, rngs)
@@ -63,6 +66,7 @@ class ModernBertEncoder(nnx.Module):
             dropout_key, len(self.layers), NUM_DROPOUT_SITES
         )
         x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
+        causal |= self.config.is_decoder
         mask = make_attention_mask(attention_mask, packing_ids, causal)
         config, length = self.config, input_ids.shape[1]
         head_width = config.hidden_size // config.num_attention_heads
