@@ -5,6 +5,7 @@ Covers bert_jax/models/modernbert_decoder/, and what other code does with a deco
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +31,14 @@ transformers = pytest.importorskip("transformers")
 def decoder(size: str) -> ModernBertDecoderConfig:
     """Returns the decoder of the sizes of the encoder with which `families_test.py` compares."""
     encoder = getattr(FAMILIES["modernbert"], size)
-    fields = {field.name: getattr(encoder, field.name) for field in dataclasses.fields(encoder)}
-    return ModernBertDecoderConfig(**fields | {"classifier_pooling": "mean"})
+    fields: dict[str, Any] = {
+        field.name: getattr(encoder, field.name) for field in dataclasses.fields(encoder)
+    }
+    fields["classifier_pooling"] = "mean"
+    return ModernBertDecoderConfig(**fields)
 
 
-def torch_decoder(config: ModernBertDecoderConfig, **fields):
+def torch_decoder(config: ModernBertDecoderConfig, **fields: Any) -> Any:
     fields = {**FAMILIES["modernbert"].fields(config), **fields}
     del fields["classifier_pooling"]
     model = transformers.ModernBertDecoderForCausalLM(
