@@ -32,6 +32,7 @@ from bert_jax.apps.plan import cli as plan
 from bert_jax.apps.probes import cli as probe
 from bert_jax.apps.quickstart import cli as quickstart
 from bert_jax.apps.search.cli import evaluate as search_evaluate
+from bert_jax.apps.search.cli import explain as search_explain
 from bert_jax.apps.search.cli import hard_negatives as search_hard_negatives
 from bert_jax.apps.search.cli import index as search_index
 from bert_jax.apps.search.cli import query as search_query
@@ -106,6 +107,7 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
         "embed-evaluate": embed_evaluate,
         "search index": search_index,
         "search query": search_query,
+        "search explain": search_explain,
         "search evaluate": search_evaluate,
         "search mine": search_hard_negatives,
         "serve": serve,

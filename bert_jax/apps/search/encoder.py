@@ -146,6 +146,7 @@ class SparseTextEncoder:
     """Embeds texts with a `SparseEmbedder`, queries and documents each with their prompt.
 
     Attributes:
+      embedder: embeds texts of both roles.
       num_truncated: number of documents so far that are longer than `max_length` tokens.
     """
 
@@ -154,19 +155,19 @@ class SparseTextEncoder:
     def __init__(self, model: LoadedModel):
         """Moves the model to the device; UserError as `SparseEmbedder`."""
         sparse_model = sparse_model_of(model)
-        self._embed = SparseEmbedder(sparse_model)
+        self.embedder = SparseEmbedder(sparse_model)
         self.id = _encoder_id(sparse_model)
         self.max_length, self.num_truncated = sparse_model.max_length, 0
 
     def encode_documents(self, texts: Sequence[str]) -> csr_array:
         """Returns the vectors of documents, float32 [n, V]; UserError if one is not finite."""
-        vectors, truncated = self._embed.embed(texts)
+        vectors, truncated = self.embedder.embed(texts)
         self.num_truncated += sum(truncated)
         return self._checked(vectors)
 
     def encode_queries(self, texts: Sequence[str]) -> csr_array:
         """Returns the vectors of queries, float32 [n, V]; UserError if one is not finite."""
-        return self._checked(self._embed(texts, role="query"))
+        return self._checked(self.embedder(texts, role="query"))
 
     def _checked(self, vectors: csr_array) -> csr_array:
         check_finite_texts(np.split(vectors.data, vectors.indptr[1:-1]), self.id.model)
@@ -180,6 +181,7 @@ class MultiVectorTextEncoder:
     so that the sum of their largest dot products is the mean.
 
     Attributes:
+      embedder: embeds texts of both roles.
       num_truncated: number of documents so far that are longer than `max_length` tokens.
     """
 
@@ -188,21 +190,21 @@ class MultiVectorTextEncoder:
     def __init__(self, model: LoadedModel):
         """Moves the model to the device; UserError as `MultiVectorEmbedder`."""
         multi_vector_model = multi_vector_model_of(model)
-        self._embed = MultiVectorEmbedder(multi_vector_model)
+        self.embedder = MultiVectorEmbedder(multi_vector_model)
         self.id = _encoder_id(multi_vector_model)
-        self.max_length = self._embed.config.length_of_role("document", model.config.max_length)
+        self.max_length = self.embedder.config.length_of_role("document", model.config.max_length)
         self.num_truncated = 0
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns float32 [tokens, E] of each document; UserError if a vector is not finite."""
-        embedded = self._embed.embed(texts)
+        embedded = self.embedder.embed(texts)
         self.num_truncated += sum(each.is_truncated for each in embedded)
         return check_finite_texts([each.vectors for each in embedded], self.id.model)
 
     def encode_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns float32 [tokens, E] of each query; UserError if a vector is not finite."""
-        vectors = check_finite_texts(self._embed(texts, role="query"), self.id.model)
-        if self._embed.config.similarity == "maxsim":
+        vectors = check_finite_texts(self.embedder(texts, role="query"), self.id.model)
+        if self.embedder.config.similarity == "maxsim":
             return vectors
         return [each / np.float32(max(len(each), 1)) for each in vectors]
 

@@ -88,8 +88,8 @@ def test_exact_search_equals_numpy(encoders, indexes, kind, monkeypatch):
 def test_mean_of_largest_products(encoders, folders):
     model = load_encoder(folders["multi_vector"])
     mean = MultiVectorTextEncoder(model)
-    mean._embed.config = type(mean._embed.config)(
-        **{**vars(mean._embed.config), "similarity": "meanmaxsim"}
+    mean.embedder.config = type(mean.embedder.config)(
+        **{**vars(mean.embedder.config), "similarity": "meanmaxsim"}
     )
     (total,), (query,) = (
         encoders["multi_vector"].encode_queries(["net"]),
