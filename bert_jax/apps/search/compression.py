@@ -243,7 +243,12 @@ class CompressedTokenVectors:
         )
 
     def _candidates(self, scores_MC: np.ndarray, num_documents: int) -> np.ndarray:
-        """Returns at least so many documents that have a token near a token of the query."""
+        """Returns at least so many documents that have a token near a token of the query.
+
+        If there are not more, it returns all that have a vector.
+        """
+        if len(self) <= num_documents:
+            return np.flatnonzero(self.lengths)
         num_centroids, probes = scores_MC.shape[1], _PROBES
         documents, starts = self._inverted_lists
         while True:
