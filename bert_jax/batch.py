@@ -73,6 +73,7 @@ FIELDS: dict[str, Field] = {
         "BC", "float32", "soft labels: logits of the classes, or a teacher's scores of texts"
     ),
     "label_values": Field("B", "float32", "target of a regression or of a ranking"),
+    "query_ids": Field("B", "int32", "index of the query, which is equal for its texts"),
     "token_labels": Field("BL", "int32", "index of the token's label; 0 where its weight is 0"),
     "token_label_weights": Field("BL", "float32", "1 = first token of a word, 0 = any other"),
     "start_positions": Field("B", "int32", "first token of the answer; 0 ([CLS]) = no answer"),

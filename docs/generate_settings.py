@@ -83,6 +83,7 @@ FLAGS = {
     "LoRA.targets": "--target",
     "PromptTuning.initial_ids": "--initial-text",
     "FineTuning.class_weights": "--class-weights",
+    "FineTuning.listwise_loss": "--loss",
     "FineTuning.label_smoothing": "--label-smoothing",
     "Teacher.path": "--teacher",
     "Teacher.layers": "--teacher-layers",

@@ -41,6 +41,7 @@ from bert_jax.config.labeled_data import (
     Windows,
     make_truncation,
 )
+from bert_jax.config.objectives import ListwiseLoss
 from bert_jax.config.prompts import Prompt
 from bert_jax.config.tuning import METHODS, MethodName, TuningMethod
 from bert_jax.data.finetuning.glue_prompts import load_prompt, with_demonstrations
@@ -89,7 +90,7 @@ TEXT_TO_TEXT = "text2text"
 _MODEL_AND_DATA = ("model", "teacher", "teacher_layers")
 _NUMBERS = ("epochs", "batch_size", "learning_rate", "max_length", "max_target_length")
 _LONG_TEXTS = ("truncation", "window_pooling", "num_windows", "window_overlap")
-_LOSS_AND_CHOICE = ("class_weights", "label_smoothing", "metric", "patience", "calibrate")
+_LOSS_AND_CHOICE = ("loss", "class_weights", "label_smoothing", "metric", "patience", "calibrate")
 _SETTINGS = (*_MODEL_AND_DATA, *_NUMBERS, *_LONG_TEXTS, *_LOSS_AND_CHOICE, "seed")
 """Flags with the names of arguments of the presets, which have defaults for the others."""
 
@@ -173,6 +174,11 @@ class Arguments(OverrideArguments, RunArguments, TaskArguments):
     )
     label_smoothing: float | None = _training(
         "FRACTION", "fraction of a label that is spread evenly over all classes (default: 0)"
+    )
+    loss: ListwiseLoss | None = _training(
+        "",
+        "loss of --kind ranking that compares the texts of a query, which rows with the same "
+        "--text have (default: binary cross-entropy of each row)",
     )
     metric: str | None = _training(
         "NAME",

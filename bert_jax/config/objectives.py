@@ -6,7 +6,7 @@ Imports no jax.
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from bert_jax.config.distillation import (
     PretrainingDistillation,
@@ -24,6 +24,7 @@ from bert_jax.models.heads.config import (
     TaskHead,
     class_labels,
     label_tokens_of,
+    scores_relevance,
     window_encoder_of,
 )
 from bert_jax.models.layers.config import ComputeConfig, check_dropout
@@ -225,6 +226,11 @@ class ReplacedTokens(ObjectiveBase):
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+ListwiseLoss = Literal["listnet", "ranknet", "lambdaloss"]
+"""A loss of a reranker that compares the texts of a query; see `bert_jax.tasks.listwise_losses`."""
+LISTWISE_LOSSES: tuple[ListwiseLoss, ...] = get_args(ListwiseLoss)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(ObjectiveBase):
     """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
@@ -250,6 +256,8 @@ class FineTuning(ObjectiveBase):
     label_frequencies: tuple[float, ...] = ()
     # A teacher or soft labels to learn from; None: the labels alone.
     distillation: TaskDistillation | SoftLabels | None = None
+    # For a `RankingHead`: compares the texts of a query; None: the loss of each text alone.
+    listwise_loss: ListwiseLoss | None = None
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
@@ -266,6 +274,8 @@ class FineTuning(ObjectiveBase):
                     "objective.head has label_tokens, so the task is trained with a prompt, and "
                     "objective.distillation is set; expected one of them"
                 )
+        if self.listwise_loss is not None:
+            self._check_listwise_loss()
         check_dropout("objective.classifier_dropout", self.classifier_dropout)
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(
@@ -289,12 +299,35 @@ class FineTuning(ObjectiveBase):
                 "each label of the head, or ()"
             )
 
+    def _check_listwise_loss(self) -> None:
+        name = f"objective.listwise_loss (--loss) is {self.listwise_loss!r}"
+        if self.listwise_loss not in LISTWISE_LOSSES:
+            raise ConfigError(f"{name}; expected one of {', '.join(LISTWISE_LOSSES)}, or null")
+        if not scores_relevance(self.head):
+            raise ConfigError(
+                f"{name}, but objective.head is a {type(self.head).__name__}; expected "
+                "that of a reranker (--kind ranking), or no loss"
+            )
+        if self.distillation is not None:
+            raise ConfigError(f"{name} and objective.distillation is set; expected one of them")
+
     @property
     def teacher(self) -> Teacher | None:
         """Returns the teacher, if there is one."""
         if isinstance(self.distillation, TaskDistillation):
             return self.distillation.teacher
         return None
+
+    def check_training(self, train: TrainConfig) -> None:
+        """Raises a ConfigError if the texts of a query would be in several microbatches."""
+        super().check_training(train)
+        microbatches = max(phase.gradient_accumulation_steps for phase in train.phases)
+        if self.listwise_loss is not None and microbatches > 1:
+            raise ConfigError(
+                f"objective.listwise_loss (--loss) is {self.listwise_loss!r}, which compares the "
+                f"texts of a query, and train.phases has gradient_accumulation_steps "
+                f"{microbatches}; expected 1, and objective.compute.remat=full to save memory"
+            )
 
 
 def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:

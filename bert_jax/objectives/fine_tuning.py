@@ -20,6 +20,7 @@ from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
 from bert_jax.params import paths
 from bert_jax.params.functional import Params
+from bert_jax.tasks.listwise_losses import listwise_spec
 from bert_jax.tasks.losses import HeadOutputs
 from bert_jax.tasks.registry import head_spec
 
@@ -31,6 +32,8 @@ class FineTuningObjective(Objective):
         """Builds the network; `adapter` None is a network without adapter."""
         self.config = config
         self.spec = head_spec(config.head)
+        if config.listwise_loss is not None:
+            self.spec = listwise_spec(self.spec, config.listwise_loss)
         self.network = build_network(config.model, (), config.head, config.compute)
         if adapter is not None:
             self.network = AdaptedNetwork(self.network, adapter, config.model, config.compute)

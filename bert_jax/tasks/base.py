@@ -223,6 +223,12 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
     def get_references(self, examples: Sequence[ExampleT], labels: Sequence[str]) -> ReferencesT:
         """Returns the labels of labeled examples in the form that `compute_metrics` takes."""
 
+    def example_metrics(
+        self, examples: Sequence[ExampleT], references: ReferencesT, predictions: PredictionsT
+    ) -> dict[str, float]:
+        """Computes metrics of labeled examples that need their texts; none by default."""
+        return {}
+
     def allows_no_answer(self, task: Task) -> bool:
         """Returns whether the examples of a task show that a prediction may be "no answer"."""
         return False

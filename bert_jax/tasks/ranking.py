@@ -1,6 +1,7 @@
 """Defines the kind "ranking": how relevant a text is to a query, scored by a cross-encoder."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -8,7 +9,8 @@ import jax
 import numpy as np
 from scipy.special import expit
 
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.features import TargetValues
 from bert_jax.errors import UserError
 from bert_jax.losses import Batch, WeightedMean, weighted_mean
 from bert_jax.models.heads.config import RankingActivation, RankingHead, TaskHead
@@ -101,6 +103,14 @@ class Ranking(Regression):
             "sbert_ce_default_activation_function": names[head.activation],
         }
 
+    def make_targets(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> dict[str, TargetValues]:
+        """Returns the label of each example, and an index of its query."""
+        ids: dict[str, int] = {}
+        query_ids = [ids.setdefault(example.text, len(ids)) for example in examples]
+        return {**super().make_targets(examples, labels), "query_ids": query_ids}
+
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
     ) -> dict[str, float]:
@@ -114,6 +124,27 @@ class Ranking(Regression):
         metrics = {name: metric(references, predictions) for name, metric in _METRICS.items()}
         return {**metrics, "spearman": spearman}
 
+    def example_metrics(
+        self, examples: Sequence[TextExample], references: np.ndarray, predictions: np.ndarray
+    ) -> dict[str, float]:
+        """Computes the mean NDCG of queries with several texts; {} if there is no such query.
+
+        The gain of a text is its label, and the discount of a rank log2(1 + rank) (Järvelin and
+        Kekäläinen 2002). Queries whose texts all have the label 0 do not count.
+        """
+        rows: dict[str, list[int]] = {}
+        for row, example in enumerate(examples):
+            rows.setdefault(example.text, []).append(row)
+        values: list[float] = []
+        for of_query in rows.values():
+            labels = np.asarray(references[of_query], np.float64)
+            if len(of_query) > 1 and labels.any():
+                order = np.argsort(-predictions[of_query], kind="stable")
+                discounts = np.log2(2 + np.arange(len(of_query)))
+                best = np.sum(np.sort(labels)[::-1] / discounts)
+                values.append(float(np.sum(labels[order] / discounts) / best))
+        return {"ndcg": float(np.mean(values))} if values else {}
+
     def prediction_to_json(
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
     ) -> Json:
@@ -123,6 +154,23 @@ class Ranking(Regression):
     def shown_values(self, predictions: np.ndarray) -> np.ndarray:
         """Returns the scores, which are from 0 to 1 as the labels are."""
         return expit(predictions)
+
+
+def max_texts_per_query(task: Task, batch_size: int) -> int:
+    """Returns the largest number of training texts that a query has, for listwise losses.
+
+    Raises:
+      UserError: a query has a single text, or more than a batch has.
+    """
+    counts = Counter(each.text for each in task.splits["train"] if isinstance(each, TextExample))
+    for query, count in counts.items():
+        if not 2 <= count <= batch_size:
+            raise UserError(
+                f"{task.name}: {count:,} training {'text has' if count == 1 else 'texts have'} the "
+                f"query {query!r}, but --loss compares the texts of a query in a batch; expected 2 "
+                f"to {batch_size:,}, the batch size, for each query, or no --loss"
+            )
+    return max(counts.values())
 
 
 def _read_activation(data: Mapping[str, Any], source: str) -> RankingActivation | None:

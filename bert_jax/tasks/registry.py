@@ -135,7 +135,8 @@ def compute_metrics(task: Task, examples: Sequence[Example], predictions: Any) -
     """
     kind = kind_of(task)
     references = kind.get_references(examples, task.labels)
-    return kind.compute_metrics(references, predictions, task.labels)
+    metrics = kind.compute_metrics(references, predictions, task.labels)
+    return metrics | kind.example_metrics(examples, references, predictions)
 
 
 HUGGING_FACE_CLASSES = tuple(dict.fromkeys(kind.hugging_face_class for kind in KINDS))

@@ -24,6 +24,7 @@ from bert_jax.config.labeled_data import (
 )
 from bert_jax.config.objectives import (
     FineTuning,
+    ListwiseLoss,
     MultiTask,
     NamedHead,
     UncertaintyWeighting,
@@ -52,18 +53,24 @@ from bert_jax.config.train import (
 from bert_jax.config.tuning import TuningConfig, default_learning_rate
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.loader import LENGTH_MULTIPLE, fit_bucket_lengths
+from bert_jax.data.finetuning.loader import (
+    LENGTH_MULTIPLE,
+    FineTuningLoader,
+    fit_bucket_lengths,
+)
 from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
 from bert_jax.data.sentence_embeddings.text_groups import group_features, read_text_groups
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import scores_relevance
 from bert_jax.models.sentence_encoder.config import EmbeddingConfig, PoolingMode
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks.analysis import count_labels
 from bert_jax.tasks.features import training_features
 from bert_jax.tasks.metrics.classification import CALIBRATION_METRICS
+from bert_jax.tasks.ranking import max_texts_per_query
 from bert_jax.tasks.registry import head_for_data, kind_of, make_head
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.class_weights import class_weights as make_class_weights
@@ -99,6 +106,7 @@ def fine_tuning_experiment(
     prompt: Prompt | None = None,
     class_weights: str | None = None,
     label_smoothing: float = 0.0,
+    loss: ListwiseLoss | None = None,
     metric: str | None = None,
     patience: int | None = None,
     calibrate: bool = False,
@@ -116,8 +124,9 @@ def fine_tuning_experiment(
       prompt: trains the masked-LM head on label words at a mask.
       class_weights: "balanced", numbers, or labels with numbers, see `class_weights.py`.
       label_smoothing: the fraction of a label that is spread evenly over all classes.
-      metric: the metric of dev that ranks checkpoints; None for the first of the task, or macro F1
-        if a class is rare.
+      loss: a listwise loss of a ranking task; None for the loss of the head.
+      metric: the metric of dev that ranks checkpoints; None for the first of the task, macro F1 if
+        a class is rare, or NDCG with a listwise loss.
       patience: evaluations without a better `metric` after which training ends; None for none.
       calibrate: whether a temperature, and thresholds of two classes, are fitted on dev.
 
@@ -143,7 +152,17 @@ def fine_tuning_experiment(
         window_overlap=window_overlap,
         bucket_lengths=bucket_lengths,
     )
-    head = head_for_data(labeled, data, tokenizer)
+    head, num_sequences = head_for_data(labeled, data, tokenizer), len(features)
+    if loss is not None and scores_relevance(head):
+        # With the rows of batches in which some queries have fewer texts than others.
+        num_sequences = FineTuningLoader(
+            features,
+            (*bucket_lengths, max_length),
+            batch_size=batch_size,
+            seed=seed,
+            pad_id=tokenizer.pad_id,
+            texts_per_query=max_texts_per_query(labeled, batch_size),
+        ).examples_per_epoch
     return Experiment(
         name=labeled.name,
         seed=seed,
@@ -153,6 +172,7 @@ def fine_tuning_experiment(
             distillation=distillation,
             class_weights=make_class_weights(class_weights, labeled) if class_weights else (),
             label_smoothing=label_smoothing,
+            listwise_loss=loss,
             label_frequencies=kind_of(labeled).label_frequencies(
                 labeled.splits["train"], labeled.labels
             ),
@@ -160,13 +180,13 @@ def fine_tuning_experiment(
         data=data,
         init_from=model,
         train=_train_config(
-            len(features),
+            num_sequences,
             max_length,
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=learning_rate,
             warmup_ratio=warmup_ratio,
-            best_metric=_ranking_metric(labeled, metric, patience, calibrate),
+            best_metric=_ranking_metric(labeled, metric, patience, calibrate, loss),
             patience=patience,
             calibrate=calibrate,
             tuning=_freeze_teacher(tuning, distillation),
@@ -245,7 +265,11 @@ RARE_FRACTION = 0.2
 
 
 def _ranking_metric(
-    task: Task, metric: str | None, patience: int | None, calibrate: bool
+    task: Task,
+    metric: str | None,
+    patience: int | None,
+    calibrate: bool,
+    loss: ListwiseLoss | None = None,
 ) -> str | None:
     """Returns the metric that ranks checkpoints; None without a labeled dev split."""
     if not _has_labeled_dev(task):
@@ -258,6 +282,8 @@ def _ranking_metric(
         return None
     if metric is not None:
         return metric
+    if loss is not None:
+        return "ndcg"  # scores of different queries are not comparable
     # GLUE's tasks have metrics of their own.
     if task.name != "columns" or "f1_macro" not in task.metrics or task.metrics[0] != "accuracy":
         return task.metrics[0]

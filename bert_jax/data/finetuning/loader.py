@@ -65,6 +65,9 @@ class FineTuningLoader:
       batch_size: rows of a batch over all processes.
       pad_id: the token id of padding.
       sampler: chooses the sequences of an epoch; None for `ShuffleSampler`.
+      texts_per_query: None, or the largest number of sequences with the same target "query_ids".
+        All sequences of a query are then in one batch, in which each query has room for this
+        number; an epoch has all queries, and a sampler is not used.
       process_index, process_count: each process gets an equal, contiguous part of a batch's rows.
       start: the `position` of an earlier loader, to continue from there.
 
@@ -81,11 +84,21 @@ class FineTuningLoader:
         seed: int,
         pad_id: int,
         sampler: EpochSampler | None = None,
+        texts_per_query: int | None = None,
         process_index: int = 0,
         process_count: int = 1,
         start: int = 0,
     ) -> None:
-        self._sampler = ShuffleSampler(len(features), seed) if sampler is None else sampler
+        # What an epoch and a batch consist of: sequences, or all sequences of a query.
+        self._queries: list[np.ndarray] | None = None
+        self._lengths, self._batch_items = features.lengths, batch_size
+        if texts_per_query is not None:
+            self._queries = _sequences_of_queries(features)
+            self._lengths = np.array([features.lengths[query].max() for query in self._queries])
+            # A constant number, so that the epochs have equally many batches.
+            self._batch_items = batch_size // texts_per_query
+        num_items = len(self._lengths)
+        self._sampler = ShuffleSampler(num_items, seed) if sampler is None else sampler
         self._features, self._bucket_lengths = features, tuple(bucket_lengths)
         self._batch_size, self._seed, self._pad_id = batch_size, seed, pad_id
         rows_per_process = batch_size // process_count
@@ -101,7 +114,7 @@ class FineTuningLoader:
     @property
     def batches_per_epoch(self) -> int:
         """Returns the number of batches in an epoch; one of them may not be full."""
-        return -(-len(self._sampler) // self._batch_size)
+        return -(-len(self._sampler) // self._batch_items)
 
     @property
     def examples_per_epoch(self) -> int:
@@ -145,10 +158,23 @@ class FineTuningLoader:
     def _plan_epoch(self, epoch: int) -> list[PlannedBatch]:
         if self._epoch_plan[0] != epoch:
             batches = plan_batches(
-                self._features.lengths, self._sampler(epoch), self._bucket_lengths, self._batch_size
+                self._lengths, self._sampler(epoch), self._bucket_lengths, self._batch_items
             )
+            if self._queries is not None:
+                queries = self._queries
+                batches = [
+                    PlannedBatch(length, np.concatenate([queries[item] for item in items]))
+                    for length, items in batches
+                ]
             self._epoch_plan = (epoch, shuffle_batches(batches, self._seed, epoch))
         return self._epoch_plan[1]
+
+
+def _sequences_of_queries(features: Features) -> list[np.ndarray]:
+    """Returns the indices of the sequences of each query, queries in the order of their ids."""
+    ids = np.array(features.targets["query_ids"], np.int64)
+    order = np.argsort(ids, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(ids[order])) + 1)
 
 
 def evaluation_batches(

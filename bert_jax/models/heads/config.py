@@ -304,6 +304,11 @@ def label_tokens_of(head: TaskHead | None) -> LabelTokens | None:
     return getattr(head, "label_tokens", None)
 
 
+def scores_relevance(head: TaskHead) -> bool:
+    """Returns whether a head scores a text for a query, so that texts of a query are compared."""
+    return isinstance(head, RankingHead)
+
+
 def num_outputs(head: TaskHead) -> int:
     """Returns the number of outputs of a head's last linear layer."""
     return len(class_labels(head)) or (2 if head.scope == "span" else 1)

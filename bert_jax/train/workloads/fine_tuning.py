@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.config.data import FineTuningData
 from bert_jax.config.distillation import SoftLabels
 from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Windows
 from bert_jax.config.objectives import FineTuning
 from bert_jax.config.train import LabeledEval
 from bert_jax.config.tuning import TuningConfig
@@ -54,6 +55,7 @@ from bert_jax.tasks.analysis import (
 )
 from bert_jax.tasks.calibration import FittedHead
 from bert_jax.tasks.features import make_features, text_examples, training_features
+from bert_jax.tasks.ranking import max_texts_per_query
 from bert_jax.tasks.registry import head_for_data, kind_of
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
@@ -290,10 +292,17 @@ class FineTuningWorkload(Workload):
             # would be the same.
             seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
+            texts_per_query=self._texts_per_query(phase_config.batch_size),
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             start=position,
         )
+
+    def _texts_per_query(self, batch_size: int) -> int | None:
+        """Returns the most training texts of a query for a listwise loss; None for other losses."""
+        if self._objective_config.listwise_loss is None:
+            return None
+        return max_texts_per_query(self._task, batch_size)
 
     def _split_evaluator(
         self, objective: Objective, split: str, phase_index: int, mesh: jax.sharding.Mesh
@@ -360,6 +369,12 @@ def _check_task(
         raise ConfigError(
             f"objective.head is {head}, but the task {task.name} with data.truncation "
             f"{data.truncation} and data.prompt {data.prompt} needs {required_head}"
+        )
+    if objective.listwise_loss is not None and isinstance(data.truncation, Windows):
+        raise ConfigError(
+            f"objective.listwise_loss (--loss) is {objective.listwise_loss!r}, which compares "
+            "texts, but data.truncation is 'windows', which trains on their parts; expected "
+            "another --truncation"
         )
     if isinstance(objective.distillation, SoftLabels) != has_soft_labels(task):
         found = "soft labels" if has_soft_labels(task) else "no soft labels"

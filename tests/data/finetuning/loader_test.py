@@ -1,6 +1,7 @@
 """Tests batches of examples of similar length: completeness, order, resuming, several hosts."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,27 @@ def loader(**changes):
 
 def rows_of(batch):
     return [int(row[0]) - 1 for row in batch["input_ids"][batch["example_weights"] > 0]]
+
+
+def test_texts_of_a_query_are_in_one_batch():
+    made = features(40)
+    query_ids = np.random.default_rng(1).permutation(
+        [q for q in range(16) for _ in range(1 + q % 4)]
+    )
+    made.targets = {"query_ids": query_ids.tolist()}
+    settings: Any = {"batch_size": 9, "seed": 3, "pad_id": 0, "texts_per_query": 4}
+    batches = FineTuningLoader(made, LENGTHS, **settings)
+    assert batches.batches_per_epoch == 8 and batches.examples_per_epoch == 72
+    epochs = [[next(batches) for _ in range(8)] for _ in range(2)]
+    for epoch in epochs:
+        assert sorted(row for batch in epoch for row in rows_of(batch)) == list(range(40))
+        for batch in epoch:
+            assert batch["input_ids"].shape[0] == 9
+            rows = np.isin(query_ids, batch["query_ids"][batch["example_weights"] > 0])
+            assert sorted(rows_of(batch)) == np.flatnonzero(rows).tolist()
+    assert rows_of(epochs[0][0]) != rows_of(epochs[1][0])
+    resumed = FineTuningLoader(made, LENGTHS, **settings, start=8 * 9)
+    np.testing.assert_array_equal(next(resumed)["query_ids"], epochs[1][0]["query_ids"])
 
 
 def test_every_epoch_has_each_example_once_in_another_order():
