@@ -1,9 +1,9 @@
 """Defines the fields of a batch, on which data and model agree: dims, dtype and meaning of each.
 
 Each dim is a letter: B batch, L length, P predictions per sequence, T length of the decoder,
-C classes or scored texts, D width, A choices, windows of a text, or texts to embed. A batch is a
-dict from field name to array with exactly the fields of its objective. Names are as in BERT's
-release and Hugging Face. `packing_ids` are what seqio calls segment ids.
+C classes or scored texts, D width, E width of a guide's vectors, A choices, windows of a text, or
+texts to embed. A batch is a dict from field name to array with exactly the fields of its objective.
+Names are as in BERT's release and Hugging Face. `packing_ids` are what seqio calls segment ids.
 """
 
 from collections.abc import Mapping
@@ -93,6 +93,7 @@ FIELDS: dict[str, Field] = {
         "B", "float32", "part of a regularization's weight at this step, equal for all examples"
     ),
     "teacher_vectors": Field("BD", "float32", "vector of the text by a teacher"),
+    "guide_vectors": Field("BAE", "float32", "vectors of the texts by a guide"),
 }
 
 BATCH_AXES = ("data", "fsdp")

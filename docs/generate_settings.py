@@ -126,6 +126,8 @@ FLAGS = {
     "MatryoshkaLoss.dims": "--matryoshka-dims",
     "UnsupervisedSimCSE.mlp_only_train": "--mlp-only-train",
     "MSELoss.teacher": "--teacher",
+    "EmbedDistillLoss.teacher": "--teacher",
+    "GISTEmbedLoss.guide": "--teacher",
     "MarginMSELoss.teacher": "--teacher",
     "DistillKLDivLoss.teacher": "--teacher",
     **{

@@ -67,7 +67,9 @@ stopped by SIGTERM or Ctrl-C after saving a checkpoint.
 
 LossName = Literal[
     "multiple-negatives-ranking",
+    "gist",
     "cosent",
+    "angle",
     "cosine-similarity",
     "softmax",
     "triplet",
@@ -75,6 +77,7 @@ LossName = Literal[
     "simcse",
     "supervised-simcse",
     "mse",
+    "embed-distill",
     "margin-mse",
     "distill-kl",
     "splade",
@@ -166,8 +169,9 @@ class Arguments(RunArguments):
     )
     teacher: str | None = _loss_flag(
         "MODEL",
-        "model whose vectors are learned with mse; for the losses ...margin-mse and ...distill-kl "
-        "a cross-encoder, or a model of vectors, whose scores are learned",
+        "model whose vectors are learned with mse and embed-distill, or guide the choice of "
+        "negatives with gist; for the losses ...margin-mse and ...distill-kl a cross-encoder, or a "
+        "model of vectors, whose scores are learned",
     )
     static_queries: bool = switch(
         "with --loss splade, queries have a learned weight for each of their tokens, and do not "
@@ -232,13 +236,11 @@ class Arguments(RunArguments):
                 f"--matryoshka-dims shortens dense vectors, which --loss {self.loss_name} does not "
                 "train; remove it"
             )
-        needs_teacher = self.loss_name == "mse"
+        needs_teacher = self.loss_name in ("mse", "embed-distill", "gist")
         has_teacher = needs_teacher or self.loss_name.endswith(_DISTILLATION)
         if (self.teacher is None and needs_teacher) or (self.teacher and not has_teacher):
             problem = "needs" if needs_teacher else "does not use"
-            raise ConfigError(
-                f"--loss {self.loss_name} {problem} --teacher, a model whose vectors are learned"
-            )
+            raise ConfigError(f"--loss {self.loss_name} {problem} --teacher, a model to learn from")
         check_needs(self, "dev", "dev_columns", "eval_every")
         if self.dev == "stsb" and self.dev_columns is not None:
             raise ConfigError("--dev stsb has columns of its own; remove --dev-columns")
@@ -282,7 +284,9 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
     splade, max_sim = sentence_embeddings.SpladeLoss, sentence_embeddings.MaxSimRankingLoss
     losses: dict[LossName, Any] = {
         "multiple-negatives-ranking": sentence_embeddings.MultipleNegativesRankingLoss,
+        "gist": lambda: sentence_embeddings.GISTEmbedLoss(guide=str(args.teacher)),
         "cosent": sentence_embeddings.CoSENTLoss,
+        "angle": sentence_embeddings.AnglELoss,
         "cosine-similarity": sentence_embeddings.CosineSimilarityLoss,
         "softmax": lambda: softmax_loss(train),
         "triplet": sentence_embeddings.TripletLoss,
@@ -292,6 +296,7 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
         ),
         "supervised-simcse": sentence_embeddings.SupervisedSimCSE,
         "mse": lambda: sentence_embeddings.MSELoss(teacher=str(args.teacher)),
+        "embed-distill": lambda: sentence_embeddings.EmbedDistillLoss(teacher=str(args.teacher)),
         "margin-mse": lambda: margin_mse,
         "distill-kl": lambda: distill_kl,
         "splade": splade,

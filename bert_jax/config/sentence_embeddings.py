@@ -214,6 +214,20 @@ class CoSENTLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnglELoss:
+    """Puts the angles of the pairs of a batch into the order of their scores (Li and Li 2024).
+
+    The two halves of a vector are the real and the imaginary parts of complex numbers. Angles have
+    a gradient where that of the cosine vanishes.
+    """
+
+    scale: float = 20.0  # multiplies the differences of similarities; 1 / temperature
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MultipleNegativesRankingLoss:
     """Finds the positive of each anchor among the texts of the batch (Henderson et al. 2017).
 
@@ -230,6 +244,30 @@ class MultipleNegativesRankingLoss:
 
     def __post_init__(self) -> None:
         _check_positive("scale", self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GISTEmbedLoss:
+    """Finds the positive of each anchor, without the negatives that a guide finds too similar.
+
+    The examples are those of `MultipleNegativesRankingLoss`. Other anchors are candidates, too, and
+    so are the cosines of an anchor's positive with other positives. A candidate that a guide model
+    finds more similar than anchor and positive is left out (Solatorio 2024, "GISTEmbed").
+
+    Attributes:
+      guide: a model with vectors of any size; it is read when the run starts or resumes.
+      temperature: divides the cosines.
+      margin: a candidate is left out if its cosine by the guide is larger than that of the positive
+        minus the margin.
+    """
+
+    guide: str
+    temperature: float = 0.01
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("temperature", self.temperature)
+        check_range(f"{_LOSS}.margin", self.margin, at_least=-2, at_most=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +339,37 @@ class MSELoss:
     """
 
     teacher: str
+
+
+TeacherDistance = Literal["cosine", "mse"]
+"""How a vector is compared with a teacher's: 1 - cosine, or the mean squared difference."""
+TEACHER_DISTANCES: tuple[TeacherDistance, ...] = get_args(TeacherDistance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedDistillLoss:
+    """Fits the vectors of single texts, after a linear layer, to a teacher's of any size.
+
+    The layer is trained with the model and then left out, as in jina-embeddings-v5.
+
+    Attributes:
+      teacher: a model of vectors; it is read when the run starts or resumes.
+      projection_size: the number of components of the teacher's vectors, to which the layer maps.
+        None: no layer, for a teacher with vectors of the same size.
+    """
+
+    teacher: str
+    distance: TeacherDistance = "cosine"  # how vectors are compared, see `TeacherDistance`
+    projection_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.distance not in TEACHER_DISTANCES:
+            raise ConfigError(
+                f"{_LOSS}.distance is {self.distance!r}; expected one of "
+                f"{', '.join(TEACHER_DISTANCES)}"
+            )
+        if self.projection_size is not None:
+            check_range(f"{_LOSS}.projection_size", self.projection_size, at_least=1)
 
 
 # A cross-encoder's output before its activation, because the sigmoid makes all margins small.
@@ -402,12 +471,15 @@ SingleLoss = (
     SoftmaxLoss
     | CosineSimilarityLoss
     | CoSENTLoss
+    | AnglELoss
     | MultipleNegativesRankingLoss
+    | GISTEmbedLoss
     | TripletLoss
     | ContrastiveLoss
     | UnsupervisedSimCSE
     | SupervisedSimCSE
     | MSELoss
+    | EmbedDistillLoss
     | MarginMSELoss
     | DistillKLDivLoss
 )
@@ -430,6 +502,11 @@ class MatryoshkaLoss:
     weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.loss, EmbedDistillLoss) and self.loss.projection_size is not None:
+            raise ConfigError(
+                f"{_LOSS}.loss.projection_size is {self.loss.projection_size}, but vectors of "
+                "several sizes (--matryoshka-dims) have no common layer; expected null, or one size"
+            )
         if not self.dims or min(self.dims) < 1 or len(set(self.dims)) < len(self.dims):
             raise ConfigError(
                 f"{_LOSS}.dims is {list(self.dims)}, expected different sizes of at least 1"
@@ -473,6 +550,7 @@ def has_in_batch_negatives(loss: SentenceLoss) -> bool:
     return distillation_loss(loss) is None and isinstance(
         single_loss(loss),
         MultipleNegativesRankingLoss
+        | GISTEmbedLoss
         | UnsupervisedSimCSE
         | SupervisedSimCSE
         | SpladeLoss
@@ -483,14 +561,16 @@ def has_in_batch_negatives(loss: SentenceLoss) -> bool:
 def compares_examples(loss: SentenceLoss) -> bool:
     """Returns whether the loss of a batch is not the sum of the losses of its parts."""
     # The regularization of `SpladeLoss` squares the mean over the batch.
-    return has_in_batch_negatives(loss) or isinstance(single_loss(loss), CoSENTLoss | SpladeLoss)
+    return has_in_batch_negatives(loss) or isinstance(
+        single_loss(loss), CoSENTLoss | AnglELoss | SpladeLoss
+    )
 
 
 def teacher_path(loss: SentenceLoss) -> str | None:
-    """Returns the path of the teacher of a loss; None if it has none."""
+    """Returns the path of the teacher or guide of a loss; None if it has none."""
     match single_loss(loss):
-        case MSELoss(teacher=teacher):
-            return teacher
+        case MSELoss(teacher=path) | EmbedDistillLoss(teacher=path) | GISTEmbedLoss(guide=path):
+            return path
         case _:
             return getattr(distillation_loss(loss), "teacher", None)
 

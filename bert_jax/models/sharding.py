@@ -80,6 +80,8 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("softmax_classifier/bias", (None,)),
     ("simcse_mlp/kernel", ("embed", None)),
     ("simcse_mlp/bias", (None,)),
+    ("teacher_projection/kernel", ("embed", None)),
+    ("teacher_projection/bias", (None,)),
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
     ("heads/*/log_variance", ()),

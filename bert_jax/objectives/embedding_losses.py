@@ -11,7 +11,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from bert_jax.config.sentence_embeddings import DistillationLoss, DistillKLDivLoss, MarginMSELoss
+from bert_jax.config.sentence_embeddings import (
+    DistillationLoss,
+    DistillKLDivLoss,
+    MarginMSELoss,
+    TeacherDistance,
+)
 from bert_jax.losses import cross_entropy
 from bert_jax.models.sentence_encoder.network import normalize
 from bert_jax.objectives.distillation import soft_target_loss
@@ -20,6 +25,21 @@ from bert_jax.objectives.distillation import soft_target_loss
 def pairwise_cosine(u: jax.Array, v: jax.Array) -> jax.Array:
     """Computes the cosine of each vector of u and the same row of v, both [B, E] -> [B]."""
     return jnp.sum(normalize(u) * normalize(v), axis=-1)
+
+
+def pairwise_angle(u: jax.Array, v: jax.Array) -> jax.Array:
+    """Computes |cosine + sine| of each vector of u and the same row of v, both [B, E] -> [B].
+
+    Components i and i + E / 2 are the real and the imaginary part of complex numbers, whose
+    quotients u / v have the cosine and the sine as the sums of their parts (Li and Li 2024,
+    "AoE: Angle-optimized Embeddings for Semantic Textual Similarity", equation 5).
+    """
+    u, v = normalize(u), normalize(v)
+    if u.shape[1] % 2:
+        u, v = (jnp.pad(x, ((0, 0), (0, 1))) for x in (u, v))
+    (u_real, u_imaginary), (v_real, v_imaginary) = (jnp.split(x, 2, axis=1) for x in (u, v))
+    sines = jnp.sum(u_imaginary * v_real - u_real * v_imaginary, axis=1)
+    return jnp.abs(jnp.sum(u * v, axis=1) + sines)
 
 
 def softmax_logits(u: jax.Array, v: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
@@ -37,16 +57,19 @@ def cosine_similarity_loss(u: jax.Array, v: jax.Array, scores: jax.Array) -> jax
     return jnp.square(pairwise_cosine(u, v) - scores)
 
 
-def cosent_loss(u: jax.Array, v: jax.Array, scores: jax.Array, scale: float) -> jax.Array:
-    """Computes log(1 + sum of exp(scale (cosine_j - cosine_i)) over all pairs), a scalar.
+def cosent_loss(similarities: jax.Array, scores: jax.Array, scale: float) -> jax.Array:
+    """Computes log(1 + sum of exp(scale (similarity_j - similarity_i)) over pairs), a scalar.
 
-    The sum is over the pairs of examples i, j with score_i > score_j, whose cosines should be in
-    the same order (Su 2022, CoSENT).
+    The sum is over the pairs of examples i, j with score_i > score_j, whose similarities should be
+    in the same order (Su 2022, CoSENT).
+
+    Args:
+      similarities: float32 [B], such as `pairwise_cosine`.
     """
-    cosines = scale * pairwise_cosine(u, v)
+    scaled = scale * similarities
     is_ordered = scores[:, None] > scores[None, :]
     # -inf adds nothing to the sum of exponentials; the appended 0 is the 1 in the logarithm.
-    differences = jnp.where(is_ordered, cosines[None, :] - cosines[:, None], -jnp.inf)
+    differences = jnp.where(is_ordered, scaled[None, :] - scaled[:, None], -jnp.inf)
     return jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
 
 
@@ -75,6 +98,37 @@ def ranking_logits(
     # logits.
     own = jnp.tile(jnp.eye(size, dtype=logits.dtype), (1, len(negatives)))
     return logits.at[:, size:].add(hard_negative_weight * own)
+
+
+def guided_ranking_logits(
+    vectors_BAE: jax.Array, guide_vectors: jax.Array, temperature: float, margin: float
+) -> jax.Array:
+    """Computes cosine / temperature of each query and its candidates, [B, B (A + 1)], for GIST.
+
+    The candidates of query i are all positives, the other queries, the positives of other examples,
+    compared with its own positive, and all hard negatives (Solatorio 2024, section 3). A logit is
+    -inf where the guide's cosine is larger than that of query and positive minus the margin.
+
+    Args:
+      vectors_BAE: float32 [B, A, E]: queries, positives and hard negatives.
+      guide_vectors: float32 [B, A, any], of a guide.
+    """
+    pairs = [(0, 1), (0, 0), (1, 1), *((0, text) for text in range(2, vectors_BAE.shape[1]))]
+    unit, guide = normalize(vectors_BAE), normalize(guide_vectors)
+    own = pairwise_cosine(guide[:, 0], guide[:, 1])[:, None]
+    is_own = jnp.eye(unit.shape[0], dtype=bool)
+    logits: list[jax.Array] = []
+    for left, right in pairs:
+        is_left_out = matmul(guide[:, left], guide[:, right].T) > own - margin
+        if (left, right) == (0, 1):
+            is_left_out &= ~is_own
+        elif left == right:
+            # Rounding could make a text a negative of itself if the guide's vectors of query and
+            # positive are equal, as happens in sentence-transformers.
+            is_left_out |= is_own
+        cosines = matmul(unit[:, left], unit[:, right].T)
+        logits.append(jnp.where(is_left_out, -jnp.inf, cosines / temperature))
+    return jnp.concatenate(logits, axis=1)
 
 
 def ranking_loss(logits: jax.Array) -> jax.Array:
@@ -119,6 +173,17 @@ def mse_loss(vectors: jax.Array, teacher_vectors: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(vectors - teacher_vectors), axis=-1)
 
 
+def embed_distill_loss(
+    vectors: jax.Array, teacher_vectors: jax.Array, distance: TeacherDistance
+) -> jax.Array:
+    """Computes the distance of vectors to a teacher's, both [B, E] -> [B]."""
+    match distance:
+        case "cosine":
+            return 1 - pairwise_cosine(vectors, teacher_vectors)
+        case "mse":
+            return mse_loss(vectors, teacher_vectors)
+
+
 def score_distillation_loss(
     loss: DistillationLoss, scores: jax.Array, teacher_scores: jax.Array
 ) -> jax.Array:
@@ -139,14 +204,14 @@ def score_distillation_loss(
             return soft_target_loss(scores, teacher_scores, temperature)
 
 
-def tanh_layer(vectors: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Computes tanh(vectors W + b), [..., E], the layer of SimCSE (Gao et al. 2021, section 6.3).
+def linear_layer(vectors: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """Computes vectors W + b, [..., E] -> [..., F].
 
     Args:
-      kernel: float32 [E, E].
-      bias: float32 [E].
+      kernel: float32 [E, F].
+      bias: float32 [F].
     """
-    return jnp.tanh(matmul(vectors, kernel) + bias)
+    return matmul(vectors, kernel) + bias
 
 
 def truncate(vectors: jax.Array, dim: int) -> jax.Array:

@@ -16,11 +16,14 @@ import jax.numpy as jnp
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, encoder_inputs
 from bert_jax.config.sentence_embeddings import (
+    AnglELoss,
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
     DenseLoss,
     DistillKLDivLoss,
+    EmbedDistillLoss,
+    GISTEmbedLoss,
     MarginMSELoss,
     MatryoshkaLoss,
     MSELoss,
@@ -41,13 +44,17 @@ from bert_jax.objectives.embedding_losses import (
     contrastive_loss,
     cosent_loss,
     cosine_similarity_loss,
+    embed_distill_loss,
+    guided_ranking_logits,
+    linear_layer,
     mse_loss,
+    pairwise_angle,
+    pairwise_cosine,
     ranking_logits,
     ranking_loss,
     score_distillation_loss,
     softmax_logits,
     symmetric_ranking_loss,
-    tanh_layer,
     triplet_loss,
     truncate,
 )
@@ -57,6 +64,9 @@ SOFTMAX_CLASSIFIER = "softmax_classifier"
 """The name of the linear layer of `SoftmaxLoss` in the parameters; exports leave it out."""
 SIMCSE_MLP = "simcse_mlp"
 """The name of the layer of `UnsupervisedSimCSE.mlp_only_train`; exports leave it out."""
+
+PROJECTION = "teacher_projection"
+"""The name of the layer of `EmbedDistillLoss.projection_size`; exports leave it out."""
 
 Metrics = dict[str, WeightedMean]
 
@@ -88,11 +98,13 @@ class SentenceEmbeddingObjective(Objective):
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the texts and the field of the labels, scores or teacher's vectors."""
         match self._loss:
-            case MSELoss():
+            case MSELoss() | EmbedDistillLoss():
                 return (*ENCODER_FIELDS, "teacher_vectors")
+            case GISTEmbedLoss():
+                return (*CHOICE_FIELDS, "guide_vectors")
             case SoftmaxLoss() | ContrastiveLoss():
                 return (*CHOICE_FIELDS, "labels")
-            case CosineSimilarityLoss() | CoSENTLoss():
+            case CosineSimilarityLoss() | CoSENTLoss() | AnglELoss():
                 return (*CHOICE_FIELDS, "label_values")
             case MarginMSELoss() | DistillKLDivLoss():
                 return (*CHOICE_FIELDS, "label_logits")
@@ -118,7 +130,9 @@ class SentenceEmbeddingObjective(Objective):
         """Computes the loss, and for losses that classify the accuracy as a metric."""
         vectors_BAE = self.example_vectors(params, batch, dropout_key)
         if SIMCSE_MLP in params:
-            vectors_BAE = tanh_layer(vectors_BAE, **params[SIMCSE_MLP])
+            vectors_BAE = jnp.tanh(linear_layer(vectors_BAE, **params[SIMCSE_MLP]))
+        if PROJECTION in params:
+            vectors_BAE = linear_layer(vectors_BAE, **params[PROJECTION])
         classifier = params.get(SOFTMAX_CLASSIFIER, {})
         total, metrics = loss_of_vectors(self._dense_loss, vectors_BAE, batch, classifier)
         mask = encoder_inputs(batch)["attention_mask"]
@@ -162,12 +176,16 @@ class SentenceEmbeddingObjective(Objective):
         if isinstance(self._loss, UnsupervisedSimCSE) and self._loss.mlp_only_train:
             kernel = 0.02 * jax.random.normal(key, (size, size))  # as SimCSE's code
             return {SIMCSE_MLP: {"kernel": kernel, "bias": jnp.zeros(size, jnp.float32)}}
-        if not isinstance(self._loss, SoftmaxLoss):
-            return {}
-        shape = 3 * size, len(self._loss.labels)
+        match self._loss:
+            case SoftmaxLoss(labels=labels):
+                name, shape = SOFTMAX_CLASSIFIER, (3 * size, len(labels))
+            case EmbedDistillLoss(projection_size=int(projection_size)):
+                name, shape = PROJECTION, (size, projection_size)
+            case _:
+                return {}
         limit = shape[0] ** -0.5  # as PyTorch
         kernel = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
-        return {SOFTMAX_CLASSIFIER: {"kernel": kernel, "bias": jnp.zeros(shape[1], jnp.float32)}}
+        return {name: {"kernel": kernel, "bias": jnp.zeros(shape[1], jnp.float32)}}
 
 
 T = TypeVar("T")
@@ -263,12 +281,20 @@ def _single_loss(
         case CosineSimilarityLoss():
             values = cosine_similarity_loss(first, others[0], batch["label_values"])
         case CoSENTLoss(scale=scale):
-            mean = cosent_loss(first, others[0], batch["label_values"], scale)
-            values = jnp.full(size, mean)
+            cosines = pairwise_cosine(first, others[0])
+            values = jnp.full(size, cosent_loss(cosines, batch["label_values"], scale))
+        case AnglELoss(scale=scale):
+            angles = pairwise_angle(first, others[0])
+            values = jnp.full(size, cosent_loss(angles, batch["label_values"], scale))
         case MultipleNegativesRankingLoss() | UnsupervisedSimCSE() | SupervisedSimCSE():
             logits = _ranking_logits(loss, first, others)
             symmetric = isinstance(loss, MultipleNegativesRankingLoss) and loss.symmetric
             values = (symmetric_ranking_loss if symmetric else ranking_loss)(logits)
+            metrics = {"accuracy": _accuracy(logits, jnp.arange(size))}
+        case GISTEmbedLoss(temperature=temperature, margin=margin):
+            guide = batch["guide_vectors"]
+            logits = guided_ranking_logits(vectors_BAE, guide, temperature, margin)
+            values = ranking_loss(logits)
             metrics = {"accuracy": _accuracy(logits, jnp.arange(size))}
         case TripletLoss(margin=margin):
             values = triplet_loss(first, *others, margin=margin)
@@ -276,6 +302,8 @@ def _single_loss(
             values = contrastive_loss(first, others[0], batch["labels"], margin)
         case MSELoss():
             values = mse_loss(first, batch["teacher_vectors"])
+        case EmbedDistillLoss(distance=distance):
+            values = embed_distill_loss(first, batch["teacher_vectors"], distance)
         case MarginMSELoss() | DistillKLDivLoss():
             scores = jnp.sum(first[:, None] * vectors_BAE[:, 1:], axis=-1)
             values = score_distillation_loss(loss, scores, batch["label_logits"])

@@ -3,7 +3,12 @@
 import dataclasses
 import string
 
-from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SentenceLoss, SpladeLoss
+from bert_jax.config.sentence_embeddings import (
+    EmbedDistillLoss,
+    MaxSimRankingLoss,
+    SentenceLoss,
+    SpladeLoss,
+)
 from bert_jax.errors import ConfigError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.sentence_encoder.config import (
@@ -44,6 +49,8 @@ def choose_embedding_config(
       has_static_queries: whether queries of a sparse model get a weight for each token; their
         regularization is left out.
 
+    A loss of a teacher's vectors gets a layer for them if they have another size.
+
     Raises:
       ConfigError: `pooling` or `has_static_queries` is for another kind of vectors.
     """
@@ -55,12 +62,27 @@ def choose_embedding_config(
                 "one dense vector for each text; remove --pooling"
             )
         config = dataclasses.replace(config, pooling=(pooling,))
+    if isinstance(loss, EmbedDistillLoss) and loss.projection_size is None:
+        loss = _with_projection(loss, config, loaded.config.hidden_size)
     if has_static_queries:
         if not isinstance(config, SparseEncoderConfig) or not isinstance(loss, SpladeLoss):
             raise ConfigError("static queries belong to sparse models; expected --loss splade")
         config = dataclasses.replace(config, has_static_queries=True)
         loss = dataclasses.replace(loss, query_regularizer_weight=0.0)
     return config, loss
+
+
+def _with_projection(
+    loss: EmbedDistillLoss, config: EmbeddingConfig, hidden_size: int
+) -> EmbedDistillLoss:
+    """Returns the loss with a layer to the vectors of the teacher if they have another size."""
+    # Imported here, so that a run without a teacher loads no model readers.
+    from bert_jax.predict.embedder import Embedder
+    from bert_jax.pretrained.load import load_encoder
+
+    size = Embedder(load_encoder(loss.teacher)).embedding_size
+    own_size = isinstance(config, SentenceEncoderConfig) and config.embedding_size(hidden_size)
+    return loss if size == own_size else dataclasses.replace(loss, projection_size=size)
 
 
 def _default_config(

@@ -63,6 +63,7 @@ _HEAD_NAMES = {
     "sentence_head": "dense layers of the sentence encoder, or weights of queries",
     "softmax_classifier": "softmax classifier",
     "simcse_mlp": "tanh layer of SimCSE",
+    "teacher_projection": "layer to the vectors of the teacher",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
 

@@ -192,7 +192,7 @@ def test_sentence_embeddings_guide(exported):
         for query, text, _ in rows
     ]
     Path("scored.jsonl").write_text("".join(json.dumps(each) + "\n" for each in scored))
-    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 12
+    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 14
     assert (exported.parent / "runs/scored/report.html").is_file()
 
 

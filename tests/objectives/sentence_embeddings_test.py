@@ -1,6 +1,7 @@
 """Covers bert_jax/objectives/sentence_embeddings.py and config.py."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,8 +10,12 @@ import pytest
 from bert_jax.apps.testing.models import small_config
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.sentence_embeddings import (
+    AnglELoss,
     CoSENTLoss,
     CosineSimilarityLoss,
+    DistillKLDivLoss,
+    EmbedDistillLoss,
+    GISTEmbedLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
@@ -98,6 +103,39 @@ def test_chunks_repeat_their_dropout_in_the_backward_pass(params, plain):
     assert abs(float(actual[0]) - float(plain[0])) > 1e-3
 
 
+# Name -> (loss of triples or pairs, texts of an example, its targets).
+WITH_TARGETS = {
+    "gist": (
+        GISTEmbedLoss(guide="g", temperature=1.0),
+        3,
+        {"guide_vectors": np.random.default_rng(2).normal(size=(SIZE, 3, 5)).astype(np.float32)},
+    ),
+    "angle": (
+        AnglELoss(scale=1.0),
+        2,
+        {"label_values": (np.arange(SIZE) % 3 / 2).astype(np.float32)},
+    ),
+    "distill-kl": (
+        DistillKLDivLoss(),
+        3,
+        {"label_logits": np.random.default_rng(2).normal(size=(SIZE, 2)).astype(np.float32)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_TARGETS)
+def test_chunks_on_eight_devices_give_the_loss_of_one(params, name):
+    loss, num_texts, targets = WITH_TARGETS[name]
+    config, batch = dataclasses.replace(CONFIG, loss=loss), make_batch(num_texts) | targets
+    expected = value_and_gradients(SentenceEmbeddingObjective(config), params, batch)
+    chunked = SentenceEmbeddingObjective(dataclasses.replace(config, chunk_size=8))
+    mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=2))
+    sharded = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    with jax.set_mesh(mesh):
+        shards = sharding.put_batch(batch, sharding.batch_sharding(mesh))
+        assert_equal(value_and_gradients(chunked, sharded, shards), expected)
+
+
 @pytest.mark.parametrize("chunk_size", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_eight_devices_give_the_loss_of_one(params, plain, chunk_size):
     """The negatives of a query are on all devices."""
@@ -171,6 +209,13 @@ def test_errors_of_configs(fields, message):
 def test_errors_of_losses():
     with pytest.raises(ConfigError, match=r"objective.loss.scale is 0, expected a number > 0"):
         CoSENTLoss(scale=0)
+    distill: Any = {"teacher": "t", "distance": "l2"}
+    with pytest.raises(ConfigError, match="distance is 'l2'; expected one of cosine, mse"):
+        EmbedDistillLoss(**distill)
+    with pytest.raises(ConfigError, match=r"several sizes .* have no common layer"):
+        MatryoshkaLoss(loss=EmbedDistillLoss(teacher="t", projection_size=4), dims=(4, 2))
+    with pytest.raises(ConfigError, match=r"margin"):
+        GISTEmbedLoss(guide="g", margin=3.0)
     with pytest.raises(ConfigError, match="expected at least two different names"):
         SoftmaxLoss(labels=("a",))
     with pytest.raises(ConfigError, match="one for each"):

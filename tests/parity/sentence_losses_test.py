@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 
 from bert_jax.config.sentence_embeddings import (
+    AnglELoss,
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
     DistillKLDivLoss,
+    EmbedDistillLoss,
+    GISTEmbedLoss,
     MarginMSELoss,
     MatryoshkaLoss,
     MSELoss,
@@ -28,6 +31,8 @@ RNG = np.random.default_rng(0)
 SCORES = np.array([0.2, 0.9, 0.9, 0.0, 1.0, 0.4], np.float32)  # with a tie
 LABELS = np.array([0, 1, 1, 0, 1, 0], np.int32)
 TEACHER = RNG.normal(size=(SIZE, WIDTH)).astype(np.float32)
+GUIDE = RNG.normal(size=(SIZE, 3, 5)).astype(np.float32)
+GUIDE[:, 1] += GUIDE[:, 0]
 CLASSIFIER = {
     "kernel": RNG.normal(size=(3 * WIDTH, 3)).astype(np.float32),
     "bias": RNG.normal(size=3).astype(np.float32),
@@ -54,6 +59,27 @@ def softmax_loss(model):
     return loss
 
 
+def gist_loss(model, **settings):
+    """Returns the loss with a guide that gives `GUIDE`, whatever it reads."""
+    loss = object.__new__(losses.GISTEmbedLoss)
+    torch.nn.Module.__init__(loss)
+
+    class Guide(Vectors):
+        calls = 0
+
+        def forward(self, features):
+            index, self.calls = self.calls, self.calls + 1
+            return {"sentence_embedding": torch.from_numpy(GUIDE[:, index].copy())}
+
+    loss.model, loss.guide, loss.must_retokenize = model, Guide(), False
+    loss.similarity_fct = torch.nn.CosineSimilarity(dim=-1)
+    loss.temperature, loss.margin = settings["temperature"], settings.get("margin", 0.0)
+    loss.margin_strategy, loss.contrast_anchors, loss.contrast_positives = "absolute", True, True
+    loss.gather_across_devices = False
+    loss.cross_entropy_loss = torch.nn.CrossEntropyLoss()
+    return loss
+
+
 def symmetric_loss(model):
     return losses.MultipleNegativesRankingLoss(
         model, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
@@ -72,6 +98,38 @@ CASES = {
     "softmax": (SoftmaxLoss(labels=("a", "b", "c")), softmax_loss, 2, {"labels": LABELS}),
     "cosine": (CosineSimilarityLoss(), losses.CosineSimilarityLoss, 2, {"label_values": SCORES}),
     "cosent": (CoSENTLoss(), losses.CoSENTLoss, 2, {"label_values": SCORES}),
+    "angle": (AnglELoss(), losses.AnglELoss, 2, {"label_values": SCORES}),
+    "gist": (
+        GISTEmbedLoss(guide="g", temperature=0.2),
+        lambda model: gist_loss(model, temperature=0.2),
+        2,
+        {"guide_vectors": GUIDE[:, :2]},
+    ),
+    "gist with negatives": (
+        GISTEmbedLoss(guide="g", temperature=0.5, margin=0.1),
+        lambda model: gist_loss(model, temperature=0.5, margin=0.1),
+        3,
+        {"guide_vectors": GUIDE},
+    ),
+    "embed distill": (
+        EmbedDistillLoss(teacher="t"),
+        losses.EmbedDistillLoss,
+        1,
+        {"teacher_vectors": TEACHER},
+    ),
+    "embed distill mse": (
+        EmbedDistillLoss(teacher="t", distance="mse"),
+        lambda model: losses.EmbedDistillLoss(model, distance_metric="mse"),
+        1,
+        {"teacher_vectors": TEACHER},
+    ),
+    "matryoshka angle": (
+        # A scale at which the gradients are below 1, for the precision of float32.
+        MatryoshkaLoss(loss=AnglELoss(scale=5.0), **MATRYOSHKA),
+        matryoshka(lambda model: losses.AnglELoss(model, scale=5.0)),
+        2,
+        {"label_values": SCORES},
+    ),
     "pairs": (MultipleNegativesRankingLoss(), losses.MultipleNegativesRankingLoss, 2, {}),
     "hard negatives": (
         MultipleNegativesRankingLoss(scale=10.0),

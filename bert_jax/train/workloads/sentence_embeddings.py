@@ -12,9 +12,12 @@ import numpy as np
 
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.sentence_embeddings import (
+    AnglELoss,
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
+    EmbedDistillLoss,
+    GISTEmbedLoss,
     MaxSimRankingLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
@@ -115,9 +118,12 @@ class SentenceEmbeddingWorkload(Workload):
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each length that a batch of the phase has; see `Workload`."""
-        phase, size = self._phases[phase_index], self._config.embedding_size
+        phase = self._phases[phase_index]
         num_texts = self._groups.num_texts
-        sizes = {"B": phase.batch_size, "A": num_texts, "C": num_texts - 1, "D": size}
+        sizes = {"B": phase.batch_size, "A": num_texts, "C": num_texts - 1}
+        for name, dim in (("teacher_vectors", "D"), ("guide_vectors", "E")):
+            if name in self._targets:
+                sizes[dim] = self._targets[name][0].shape[-1]
         lengths = self._loader(phase_index, 0).distinct_batch_lengths(phase.steps)
         return [{**sizes, "L": length} for length in lengths]
 
@@ -310,7 +316,8 @@ def _flat(pairs: TextGroups) -> TextGroups:
 def prepare_groups(groups: TextGroups, loss: SentenceLoss) -> TextGroups:
     """Returns the groups in the form that a loss reads.
 
-    For `UnsupervisedSimCSE` these are pairs of each text with itself, for `MSELoss` single texts.
+    For `UnsupervisedSimCSE` these are pairs of each text with itself, for the vectors of a teacher
+    single texts.
 
     Raises:
       UserError: the groups have too few or too many texts, no scores or labels, or scores that the
@@ -320,7 +327,7 @@ def prepare_groups(groups: TextGroups, loss: SentenceLoss) -> TextGroups:
     match single:
         case UnsupervisedSimCSE():
             return repeated_texts(groups)
-        case MSELoss():
+        case MSELoss() | EmbedDistillLoss():
             return single_texts(groups)
         case _:
             _check_num_texts(groups, single)
@@ -341,7 +348,7 @@ def loss_targets(groups: TextGroups, loss: SentenceLoss) -> dict[str, Any]:
             return {"labels": _label_ids(groups, {name: i for i, name in enumerate(names)})}
         case ContrastiveLoss():
             return {"labels": _label_ids(groups, {"0": 0, "1": 1})}
-        case CosineSimilarityLoss() | CoSENTLoss():
+        case CosineSimilarityLoss() | CoSENTLoss() | AnglELoss():
             assert groups.scores is not None
             return {"label_values": groups.scores.tolist()}
         case _:
@@ -367,12 +374,16 @@ def teacher_targets(groups: TextGroups, config: SentenceEmbedding, path: str) ->
     if distillation_loss(config.loss) is not None:
         scores = np.sum(vectors[:, :1] * vectors[:, 1:], axis=-1)
         return {"label_logits": list(scores.astype(np.float32))}
-    size = config.embedding_size
+    single, size = single_loss(config.loss), config.embedding_size
+    if isinstance(single, GISTEmbedLoss):
+        return {"guide_vectors": list(vectors.astype(np.float32))}
+    if isinstance(single, EmbedDistillLoss):
+        size = single.projection_size or size
     if vectors.shape[-1] != size:
         raise ConfigError(
             f"the teacher {path} has vectors of {vectors.shape[-1]} components, but those of the "
-            f"model have {size}; expected the same size: add a Dense module to "
-            "objective.sentence_encoder.modules, or choose another teacher"
+            f"model have {size}; expected the same size: choose --loss embed-distill, which adds a "
+            "layer for training, or another teacher"
         )
     return {"teacher_vectors": list(vectors[:, 0].astype(np.float32))}
 
@@ -419,7 +430,7 @@ def _check_num_texts(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> No
     match loss:
         case _ if distillation_loss(loss) is not None:
             is_expected, expected = groups.num_texts >= 3, "3 or more: query, positive, negatives"
-        case MultipleNegativesRankingLoss() | SpladeLoss() | MaxSimRankingLoss():
+        case MultipleNegativesRankingLoss() | GISTEmbedLoss() | SpladeLoss() | MaxSimRankingLoss():
             is_expected, expected = groups.num_texts >= 2, "2 or more: anchor, positive, negatives"
         case SupervisedSimCSE():
             is_expected = groups.num_texts in (2, 3)
@@ -451,7 +462,7 @@ def _check_labels(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
             "with --teacher-scores, or a model that computes them with --teacher"
         )
     match loss:
-        case CosineSimilarityLoss() | CoSENTLoss():
+        case CosineSimilarityLoss() | CoSENTLoss() | AnglELoss():
             if groups.scores is None:
                 raise UserError(_missing(groups, "score", type(loss)))
         case SoftmaxLoss() | ContrastiveLoss():

@@ -1,4 +1,7 @@
-"""Covers `bert-jax finetune --kind ranking --loss ...`, from a file to the metrics of a run."""
+"""Covers `bert-jax finetune --kind ranking --loss ...`, from a file to the metrics of a run.
+
+The sources are bert_jax/tasks/listwise_losses.py and bert_jax/tasks/ranking.py.
+"""
 
 import csv
 import json

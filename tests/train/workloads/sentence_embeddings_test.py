@@ -17,6 +17,8 @@ from bert_jax.apps.testing.models import WORDS, small_config, small_model
 from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
+    EmbedDistillLoss,
+    GISTEmbedLoss,
     MarginMSELoss,
     MSELoss,
     MultipleNegativesRankingLoss,
@@ -34,6 +36,7 @@ from bert_jax.export.export import export
 from bert_jax.models.sentence_encoder.config import Dense, Normalize, SentenceEncoderConfig
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
+from bert_jax.pretrained.load import load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.train.initialize import initialize_or_load
@@ -148,6 +151,8 @@ def test_teacher_vectors_are_learned_in_chunks(folder):
         (("--batch-size", "97"), "of the 96 training examples no 97 with different texts"),
         (("--batch-size", "16", "--chunk-size", "5"), "does not divide the batch_size 16"),
         (("--loss", "mse"), "--loss mse needs --teacher"),
+        (("--loss", "gist"), "--loss gist needs --teacher"),
+        (("--loss", "angle"), "has no scores, which AnglELoss needs; name the column with"),
         (("--loss", "margin-mse", "--teacher", "x"), "needs 3 or more: query, positive, negatives"),
         (
             ("--loss", "distill-kl", "--texts", "first,second,score"),
@@ -225,7 +230,6 @@ def test_groups_take_the_form_that_the_loss_reads():
 
 def test_scores_are_the_dot_products_of_the_teacher(folder):
     from bert_jax.predict.embedder import Embedder
-    from bert_jax.pretrained.load import load_encoder
 
     teacher = str(folder / "model")
     triples = TextGroups(name="t", texts=[("a net", "the sea", "by the sea")])
@@ -236,6 +240,27 @@ def test_scores_are_the_dot_products_of_the_teacher(folder):
     wide = SentenceEmbedding(model=small_config(hidden_size=32), loss=MSELoss(teacher=teacher))
     with pytest.raises(ConfigError, match=r"vectors of 16 components.*those of the model have 32"):
         teacher_targets(triples, wide, teacher)
+    guided = SentenceEmbedding(model=small_config(), loss=GISTEmbedLoss(guide=teacher))
+    (vectors,) = teacher_targets(triples, guided, teacher)["guide_vectors"]
+    np.testing.assert_array_equal(vectors, [query, positive, negative])
+
+
+def test_vectors_of_another_size_are_learned_with_a_layer_for_training(folder):
+    layers = SentenceEncoderConfig(modules=(Dense(in_features=16, out_features=8),))
+    texts = TextFile(path=f"{folder}/train.csv", texts=("first",))
+    loss = EmbedDistillLoss(teacher=f"{folder}/model")
+    make = functools.partial(
+        sentence_embedding_experiment, texts, f"{folder}/model", loss, batch_size=16, max_length=8
+    )
+    assert getattr(make().objective, "loss", None) == loss  # the sizes are equal
+    experiment = make(sentence_encoder=layers, epochs=2, learning_rate=5e-3)
+    with one_device_mesh():
+        assert run(experiment, folder / "projected") == 0
+    losses = [each["loss"] for each in read_metrics(folder / "projected/metrics.jsonl")]
+    assert losses[-1] < losses[0]
+    params, _, _ = restore_params(folder / "projected/checkpoints", None)
+    assert paths.flatten(params)["teacher_projection/kernel"].shape == (8, 16)
+    assert load_encoder(folder / "projected").sentence_head["dense"]["0"]["kernel"].shape == (16, 8)
 
 
 def test_errors_name_the_file_and_the_line(tmp_path):
