@@ -207,6 +207,11 @@ class LoRABlock(nnx.Module):
         """Returns the kind of the layer, for stacks of different layers."""
         return self.block.kind
 
+    @property
+    def num_dropout_sites(self) -> int:
+        """Returns the number of dropouts of the layer, for encoders that draw their seeds."""
+        return self.block.num_dropout_sites
+
     def __call__(
         self, x_BLD: jax.Array, inputs: Any, dropout_seeds: jax.Array | None, **options: Any
     ) -> Any:
