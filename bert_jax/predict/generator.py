@@ -31,7 +31,7 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.predict.batches import compute_in_order, padded_batches
-from bert_jax.pretrained.load import AnyModel, require_tokenizer
+from bert_jax.pretrained.load import AnyModel, LoadedCausalLM, require_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -450,6 +450,11 @@ class Generator:
           UserError: the model is an encoder, has no tokenizer, or reads fewer tokens than the
             settings ask for.
         """
+        if isinstance(model, LoadedCausalLM):
+            raise UserError(
+                f"{model.path} is a left-to-right language model, with which no text is generated; "
+                "expected T5 or BART; `bert-jax score` reads the model"
+            )
         if not isinstance(model, LoadedSeq2Seq):
             raise UserError(
                 f"{model.path} is an encoder, which has no decoder, so it cannot generate text; "

@@ -18,6 +18,7 @@ from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.model import build_network
 from bert_jax.models.modernbert_decoder.config import ModernBertDecoderConfig
 from bert_jax.params import paths
+from bert_jax.predict.generator import Generator
 from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.pretrained.load import LoadedCausalLM, load_encoder, load_model
 from tests.helpers.families import FAMILIES
@@ -101,6 +102,8 @@ def test_scores_are_those_of_hugging_face(folder):
 def test_a_decoder_is_no_encoder(folder):
     with pytest.raises(UserError, match=r"left to right .*cannot be used as an encoder"):
         load_encoder(folder)
+    with pytest.raises(UserError, match="is a left-to-right language model, with which no text"):
+        Generator(load_model(folder))
     config = decoder("small")
     head = SequenceClassificationHead(labels=("a", "b"))
     with pytest.raises(ConfigError, match="is a ModernBERT decoder, which has no task heads"):
