@@ -108,21 +108,22 @@ def build_index(
         )
     building = output.with_name(f".{output.name}.building")
     try:
-        if (building / INFO).is_file():
-            with _locked(building):  # complete, but a kill came before it had its name
-                _publish(building, output)
-        previous = SearchIndex(output) if append or (output / INFO).is_file() else None
-        if previous is not None and append:
-            bits = bits or previous.info.vectors.bits
-            pool_factor = pool_factor or previous.info.vectors.pool_factor
-        vector_format = VectorFormat(
-            kind=encoder.kind, bits=bits, pool_factor=1 if pool_factor is None else pool_factor
-        )
-        if previous is None:
-            check_new_folder(output)
-        else:
-            _check_same_vectors(previous, encoder, vector_format)
         with _locked(building):
+            if (building / INFO).is_file():  # complete, but a kill came before it had its name
+                _publish(building, output)
+        # Under the lock from here on, so that nobody else replaces the index that is extended.
+        with _locked(building):
+            previous = SearchIndex(output) if append or (output / INFO).is_file() else None
+            if previous is not None and append:
+                bits = bits or previous.info.vectors.bits
+                pool_factor = pool_factor or previous.info.vectors.pool_factor
+            vector_format = VectorFormat(
+                kind=encoder.kind, bits=bits, pool_factor=1 if pool_factor is None else pool_factor
+            )
+            if previous is None:
+                check_new_folder(output)
+            else:
+                _check_same_vectors(previous, encoder, vector_format)
             build = _Build(building, encoder, vector_format)
             return _build(build, output, documents, previous, approximate, append)
     except OSError as error:
@@ -177,10 +178,15 @@ def _build(
 
 @contextlib.contextmanager
 def _locked(building: Path) -> Generator[None]:
+    """Locks the folder of a build, and removes it at the end if it has nothing else."""
     building.mkdir(parents=True, exist_ok=True)
     try:
         with acquire_lock(building / _LOCK):
-            yield
+            try:
+                yield
+            finally:
+                if building.is_dir() and {path.name for path in building.iterdir()} <= {_LOCK}:
+                    shutil.rmtree(building)
     except AlreadyLockedError:
         raise UserError(
             f"{building} is being written by another process; wait for it, or choose another "

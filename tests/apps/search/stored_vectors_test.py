@@ -178,6 +178,7 @@ def test_appended_index_equals_one_built_at_once(encoders, indexes, kind, tmp_pa
         build_index(output, [Document("d3", "sea")], encoder, append=True)
     with pytest.raises(UserError, match="no such folder; expected an index"):
         build_index(tmp_path / "missing", DOCUMENTS, encoder, append=True)
+    assert not list(tmp_path.glob(".missing*"))
 
 
 @pytest.mark.parametrize("num_renames", [0, 1])
