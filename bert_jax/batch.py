@@ -47,6 +47,7 @@ FIELDS: dict[str, Field] = {
     "masking_rates": Field(
         "BP", "float32", "probability with which the position was masked; 0 where unused"
     ),
+    "is_causal": Field("B", "int32", "1 = read left to right, every next token is predicted"),
     "num_maskable_tokens": Field(
         "B", "int32", "tokens of the sequence that are neither special nor padding"
     ),
@@ -106,6 +107,7 @@ DECODER_TARGET_FIELDS = ("decoder_target_ids", "decoder_target_weights")
 PACKED_DECODER_FIELDS = (*PACKED_FIELDS, "decoder_position_ids", "decoder_packing_ids")
 MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 SAMPLING_FIELDS = ("sampling_seeds",)
+CAUSAL_FIELDS = ("is_causal",)
 DIFFUSION_FIELDS = ("masking_rates", "num_maskable_tokens")
 NEXT_SENTENCE_FIELDS = ("next_sentence_labels",)
 SENTENCE_ORDER_FIELDS = ("sentence_order_labels",)

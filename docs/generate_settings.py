@@ -144,6 +144,7 @@ ARGUMENTS = {
     "heldout": "the folder of a held-out corpus, with which the run is evaluated",
     "size": "the published size of the model",
     "masking_rates": "the fractions of the tokens that are predicted, by phase",
+    "num_phases": "the phases of the run, in which the fraction of masked tokens decreases",
     "batch_size_warmup": "whether the batch begins small and grows to its full size",
     "model": "the pretrained model to start from",
     "init_from": "the pretrained model to start from; none: random parameters",

@@ -392,6 +392,9 @@ class PretrainingData:
     masking: MaskingConfig | Denoising | None = field(default_factory=Masking)
     # Whether each epoch has new masks.
     masking_schedule: DynamicMasking | StaticMasking = field(default_factory=DynamicMasking)
+    # Fraction of the sequences that are not masked, and whose tokens are all predicted left to
+    # right (GPT-BERT, Charpentier and Samuel 2024: 1/16). Needs `Pretraining.masked_next_token`.
+    causal_fraction: float = 0.0
     prefetch_batches: int = 4  # number of batches that are built in advance
     num_workers: int = 0  # processes that build batches; 0 uses a thread of this process
 
@@ -399,6 +402,17 @@ class PretrainingData:
         check_range("data.prefetch_batches", self.prefetch_batches, at_least=1)
         check_range("data.num_workers", self.num_workers, at_least=0, at_most=MAX_WORKERS)
         _check_denoising_format(self.input_format, self.masking)
+        check_range("data.causal_fraction", self.causal_fraction, at_least=0, below=1)
+        if self.causal_fraction and (
+            isinstance(self.input_format, PairFormat)
+            or not isinstance(self.masking, Masking | NGramMasking)
+        ):
+            raise ConfigError(
+                f"data.causal_fraction is {self.causal_fraction}, data.input_format is "
+                f"{type(self.input_format).__name__} and data.masking is "
+                f"{type(self.masking).__name__}; expected a format without pairs, and Masking or "
+                "NGramMasking"
+            )
 
 
 def _check_denoising_format(

@@ -61,6 +61,35 @@ class Experiment:
         self._check_masking_rates()
         self._check_causal_phases()
         self._check_corpus_weights()
+        self._check_causal_fraction()
+
+    def _check_causal_fraction(self) -> None:
+        """Raises ConfigError if left-to-right sequences do not fit the objective or a phase."""
+        fraction, objective = getattr(self.data, "causal_fraction", 0.0), self.objective
+        if not fraction:
+            return
+        name = f"data.causal_fraction is {fraction}"
+        if not (
+            isinstance(objective, Pretraining)
+            and objective.masked_next_token
+            and objective.is_masked_lm_alone
+        ):
+            raise ConfigError(
+                f"{name}, but objective is {type(objective).__name__} with other losses than "
+                "masked LM, or without masked_next_token; expected Pretraining with "
+                "masked_next_token true, and nsp_weight, sop_weight and sbo_weight 0"
+            )
+        for index, phase in enumerate(self.train.phases):
+            if phase.causal_lm:
+                raise ConfigError(
+                    f"{name} and train.phases.{index}.causal_lm is true; expected one of them"
+                )
+            if phase.max_predictions_per_seq != phase.seq_length:
+                raise ConfigError(
+                    f"{name}, but train.phases.{index}.max_predictions_per_seq is "
+                    f"{phase.max_predictions_per_seq}; expected the seq_length "
+                    f"{phase.seq_length}, because every token of such a sequence is predicted"
+                )
 
     def _check_corpus_weights(self) -> None:
         """Raises ConfigError if a phase has weights of corpora that the data do not have."""

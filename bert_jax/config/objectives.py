@@ -46,6 +46,9 @@ class Pretraining(ObjectiveBase):
     nsp_weight: float = 1.0  # next-sentence prediction (BERT)
     sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
     sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
+    # Whether a masked token is predicted at the position before it, as the next one, by the head of
+    # masked LM (MNTP; BehnamGhader et al. 2024, Charpentier and Samuel 2024).
+    masked_next_token: bool = False
     distillation: PretrainingDistillation | None = None  # the teacher to learn from; None: none
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
@@ -60,6 +63,11 @@ class Pretraining(ObjectiveBase):
             raise ConfigError(
                 f"objective.model is a {self.model.family}, which reads left to right; expected an "
                 "encoder, or the objective CausalLM"
+            )
+        if self.masked_next_token and (self.distillation is not None or self.diffusion_weight):
+            raise ConfigError(
+                "objective.masked_next_token is true, but objective has a distillation or a "
+                "diffusion_weight; expected masked LM without them"
             )
         if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
             raise ConfigError(

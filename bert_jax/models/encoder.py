@@ -88,7 +88,7 @@ class Encoder(Protocol):
         *,
         position_ids: "jax.Array | None" = None,
         packing_ids: "jax.Array | None" = None,
-        causal: bool = False,
+        causal: "bool | jax.Array" = False,
         dropout_key: "jax.Array | None" = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
@@ -101,7 +101,8 @@ class Encoder(Protocol):
           position_ids: positions from 0 within each packed example, in every family; None if rows
             are not packed.
           packing_ids: which packed example a token belongs to; None if rows are not packed.
-          causal: whether a token attends only to itself and the tokens before it.
+          causal: whether a token attends only to itself and the tokens before it; bool [B] if not
+            in all sequences.
           dropout_key: None to apply no dropout.
         """
         ...

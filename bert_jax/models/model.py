@@ -185,7 +185,7 @@ class EncoderWithHeads(nnx.Module):
         batch: Batch,
         dropout_key: jax.Array | None = None,
         *,
-        causal: bool = False,
+        causal: bool | jax.Array = False,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:

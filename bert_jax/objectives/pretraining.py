@@ -9,10 +9,15 @@
 The losses are pure functions of logits and batch fields and return their loss
 and metrics as `WeightedMean`s.
 
+With `masked_next_token`, a masked token is predicted at the position before it (MNTP, BehnamGhader
+et al. 2024), and some sequences of a batch may be read left to right, of which every next token is
+predicted by the same head (GPT-BERT, Charpentier and Samuel 2024; `is_causal`).
+
 The masks are part of the batch. Special tokens are never predicted, in RoBERTa either, unlike in
 fairseq (`bert_jax/data/pretraining/masking.py`).
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -31,7 +36,14 @@ from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fra
 from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network
-from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective, masked_lm_flops
+from bert_jax.objectives.base import (
+    Batch,
+    BatchSizes,
+    LossOutput,
+    Objective,
+    TrainedModel,
+    masked_lm_flops,
+)
 from bert_jax.params.functional import Params
 
 Metrics = dict[str, WeightedMean]
@@ -64,7 +76,7 @@ class PretrainingObjective(Objective):
 
     shown_metrics = (
         *("mlm_loss", "mlm_accuracy", "diffusion_loss", "diffusion_accuracy"),
-        *("nsp_accuracy", "sop_accuracy", "sbo_accuracy"),
+        *("lm_loss", "lm_accuracy", "nsp_accuracy", "sop_accuracy", "sbo_accuracy"),
         "loss",
     )
 
@@ -84,6 +96,10 @@ class PretrainingObjective(Objective):
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss, such as the number of selected positions ("mlm")."""
+        if self.config.masked_next_token:
+            batch = with_next_token_weights(batch)
+        if "is_causal" in batch:
+            return _denominators_of_rows(batch)
         return {name: _denominator(name, batch) for name in self.losses}
 
     def compute_loss(
@@ -95,7 +111,10 @@ class PretrainingObjective(Objective):
     ) -> LossOutput:
         """Computes the weighted sum of the losses; a loss of weight 0 is not computed."""
         model = self.network.merge(params)
-        hidden = model.encode(batch, dropout_key).last_hidden_state
+        if self.config.masked_next_token:
+            batch = with_next_token_weights(batch)
+        causal = batch["is_causal"] > 0 if "is_causal" in batch else False
+        hidden = model.encode(batch, dropout_key, causal=causal).last_hidden_state
         return LossOutput(*self.hard_losses(model, hidden, batch, loss_denominators))
 
     def hard_losses(
@@ -108,6 +127,12 @@ class PretrainingObjective(Objective):
         """Computes the weighted sum of the losses from the last hidden states, and the metrics."""
         loss = jnp.float32(0)
         metrics: Metrics = {"padding_fraction": padding_fraction(batch)}
+        if "is_causal" in batch:  # masked LM is the only loss, which the config has checked
+            logits = self._masked_lm_logits(model, hidden, batch)
+            one_loss, loss_metrics = masked_and_causal_loss(
+                logits, batch, loss_denominators, self.config.mask_token_id
+            )
+            return self.config.mlm_weight * one_loss, metrics | loss_metrics
         for name in self.losses:
             one_loss, loss_metrics = self._loss(name, model, hidden, batch)
             loss += self.config.loss_weights[name] * one_loss.total / loss_denominators[name]
@@ -120,10 +145,7 @@ class PretrainingObjective(Objective):
         """Returns one loss, not divided yet, and its metrics."""
         match name:
             case "mlm" | "diffusion":
-                # Logits of all positions would take 7 % more time and 0.85 GiB more on each chip
-                # (estimate of the TPU compiler for BERT-base on a v5e-16).
-                selected_hidden = gather_positions(hidden_BLD, batch["masked_lm_positions"])
-                logits = model.masked_lm_logits(selected_hidden)
+                logits = self._masked_lm_logits(model, hidden_BLD, batch)
                 if name == "diffusion":
                     return masked_diffusion_loss(logits, batch)
                 return masked_lm_loss(logits, batch, self.config.mask_token_id)
@@ -133,6 +155,29 @@ class PretrainingObjective(Objective):
                 return sentence_order_loss(model.sentence_order_logits(hidden_BLD), batch)
             case _:
                 return span_boundary_loss(model.span_boundary_logits(hidden_BLD, batch), batch)
+
+    def _masked_lm_logits(
+        self, model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch
+    ) -> jax.Array:
+        """Returns the logits of the predictions, [B, P, V]."""
+        positions = batch["masked_lm_positions"]
+        if self.config.masked_next_token:
+            positions = jnp.maximum(positions - 1, 0)
+        # Logits of all positions would take 7 % more time and 0.85 GiB more on each chip (estimate
+        # of the TPU compiler for BERT-base on a v5e-16).
+        return model.masked_lm_logits(gather_positions(hidden_BLD, positions))
+
+    def trained_model(self, params: Params, task: str | None) -> TrainedModel:
+        """Returns the model; see `Objective`.
+
+        A head that predicts the next token is left out: whoever fills masks or scores texts reads
+        the predictions at the masks themselves.
+        """
+        trained = super().trained_model(params, task)
+        if not self.config.masked_next_token:
+            return trained
+        others = {name: part for name, part in trained.params.items() if name != "masked_lm"}
+        return dataclasses.replace(trained, params=others)
 
     def head_flops(self, sizes: BatchSizes) -> float:
         """Returns the forward FLOPs of the heads whose losses have a weight."""
@@ -168,6 +213,17 @@ def _denominator(name: str, batch: Batch) -> jax.Array:
             return jnp.sum(batch["span_target_weights"]) + 1.0
 
 
+def with_next_token_weights(batch: Batch) -> Batch:
+    """Returns the batch in which a token without a token before it is not predicted."""
+    positions, weights = batch["masked_lm_positions"], batch["masked_lm_weights"]
+    has_previous = positions > 0
+    if "packing_ids" in batch:
+        packing_ids = batch["packing_ids"]
+        previous = jnp.take_along_axis(packing_ids, jnp.maximum(positions - 1, 0), axis=1)
+        has_previous &= jnp.take_along_axis(packing_ids, positions, axis=1) == previous
+    return {**batch, "masked_lm_weights": jnp.where(has_previous, weights, 0.0)}
+
+
 def masked_lm_loss(
     logits_BPV: jax.Array, batch: Batch, mask_token_id: int
 ) -> tuple[WeightedMean, Metrics]:
@@ -176,9 +232,16 @@ def masked_lm_loss(
     The metrics are loss and accuracy over all of them, and over those where the input is the mask
     token ("masked"), the original token ("kept") or a random one ("random").
     """
-    labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
-    losses = cross_entropy(logits_BPV, labels)
-    correct = is_correct(logits_BPV, labels)
+    labels = batch["masked_lm_ids"]
+    losses, correct = cross_entropy(logits_BPV, labels), is_correct(logits_BPV, labels)
+    return _masked_lm_means(losses, correct, batch, batch["masked_lm_weights"], mask_token_id)
+
+
+def _masked_lm_means(
+    losses: jax.Array, correct: jax.Array, batch: Batch, weights: jax.Array, mask_token_id: int
+) -> tuple[WeightedMean, Metrics]:
+    """Returns the loss and the metrics of masked LM from the losses [B, P] of the predictions."""
+    labels = batch["masked_lm_ids"]
     selected_input_ids = jnp.take_along_axis(
         batch["input_ids"], batch["masked_lm_positions"], axis=1
     )
@@ -196,6 +259,42 @@ def masked_lm_loss(
         metrics[f"mlm_loss_{name}"] = weighted_mean(losses, group_weights)
         metrics[f"mlm_accuracy_{name}"] = weighted_mean(correct, group_weights)
     return loss, metrics
+
+
+# GPT-BERT's processes have sequences of one kind each, and the mean losses of the processes are
+# averaged. So the tokens of left-to-right sequences, which are all predicted, count as much as
+# their sequences, and not as much as there are of them.
+def masked_and_causal_loss(
+    logits_BPV: jax.Array, batch: Batch, loss_denominators: dict[str, jax.Array], mask_token_id: int
+) -> tuple[jax.Array, Metrics]:
+    """Computes the loss of a batch in which some sequences are read left to right (GPT-BERT).
+
+    It is the mean loss of the masked tokens times the fraction of the masked sequences, plus the
+    mean loss of the next tokens times the fraction of the others.
+    """
+    labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
+    losses, correct = cross_entropy(logits_BPV, labels), is_correct(logits_BPV, labels)
+    causal_weights = weights * batch["is_causal"].astype(jnp.float32)[:, None]
+    masked, metrics = _masked_lm_means(
+        losses, correct, batch, weights - causal_weights, mask_token_id
+    )
+    causal = weighted_mean(losses, causal_weights)
+    metrics |= {"lm_loss": causal, "lm_accuracy": weighted_mean(correct, causal_weights)}
+    loss = masked.total / loss_denominators["mlm"] + causal.total / loss_denominators["lm"]
+    return loss, metrics
+
+
+def _denominators_of_rows(batch: Batch) -> dict[str, jax.Array]:
+    """Returns for either kind of sequence its predictions divided by its fraction of the batch."""
+    is_causal = batch["is_causal"].astype(jnp.float32)
+    weights, fraction = jnp.sum(batch["masked_lm_weights"], axis=1), jnp.mean(is_causal)
+    return {
+        name: jnp.maximum(jnp.sum(weights * of_kind), 1.0) / jnp.maximum(part, 1e-6)
+        for name, of_kind, part in (
+            ("mlm", 1.0 - is_causal, 1.0 - fraction),
+            ("lm", is_causal, fraction),
+        )
+    }
 
 
 def masked_diffusion_loss(logits_BPV: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:

@@ -50,6 +50,7 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "esm": ("esm", [], ESM_CORPUS),
     "nomic_bert": ("masked_lm", ["model=nomic_bert"], BERT_CORPUS),
     "gte": ("masked_lm", ["model=gte"], BERT_CORPUS),
+    "gpt-bert": ("gpt_bert", ["size=ettin-17m", "num_phases=1"], BERT_CORPUS),
     "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
     "longformer": ("long_sequences", ["model=longformer"], ROBERTA_CORPUS),
     "bigbird": ("long_sequences", ["model=bigbird"], BERT_CORPUS),

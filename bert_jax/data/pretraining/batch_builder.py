@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.batch import (
+    CAUSAL_FIELDS,
     DECODER_TARGET_FIELDS,
     DIFFUSION_FIELDS,
     ENCODER_FIELDS,
@@ -34,6 +35,7 @@ from bert_jax.config.data import (
     SpanMasking,
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.causal_rows import add_causal_rows, is_causal_row
 from bert_jax.data.pretraining.dataset import SingleSegmentDataset, sample_token_ids
 from bert_jax.data.pretraining.denoising import DENOISING_FIELDS, Denoiser
 from bert_jax.data.pretraining.diffusion_masking import mask_for_diffusion, masking_rates
@@ -83,6 +85,8 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
         field_names += SPAN_BOUNDARY_FIELDS
     if isinstance(config.masking, DiffusionMasking):
         field_names += DIFFUSION_FIELDS
+    if config.causal_fraction:
+        field_names += CAUSAL_FIELDS
     if isinstance(config.input_format, SentencePairs):
         field_names += NEXT_SENTENCE_FIELDS
     if isinstance(config.input_format, SentenceOrderPairs):
@@ -117,9 +121,10 @@ def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) ->
                 f"{type(config.masking).__name__} do not make it; expected {_MADE_BY[name]}"
             )
     # The model needs positions and packing ids whatever the objective is, or examples in one row
-    # would attend to each other.
+    # would attend to each other; and left-to-right rows would attend to what they predict.
     is_packed = isinstance(config.input_format, PackedSegments)
-    return objective_fields + (PACKED_FIELDS if is_packed else ())
+    causal_fields = CAUSAL_FIELDS if config.causal_fraction else ()
+    return objective_fields + (PACKED_FIELDS if is_packed else ()) + causal_fields
 
 
 # BERT's script walks through each document and writes all examples to files. Random access needs
@@ -247,11 +252,16 @@ class BatchBuilder:
                 packing_plan.rows[on_this_process] - begin, packing_plan.offsets[on_this_process]
             ),
             position + np.flatnonzero(on_this_process),
+            position + np.arange(begin, end),
         )
         return fields, position + len(packing_plan.rows)
 
     def _build_fields(
-        self, refs: ExampleRefs, packing_plan: PackingPlan, global_indices: np.ndarray
+        self,
+        refs: ExampleRefs,
+        packing_plan: PackingPlan,
+        global_indices: np.ndarray,
+        global_rows: np.ndarray,
     ) -> Batch:
         columns = (column.tolist() for column in refs)
         example_contents: Any = [
@@ -276,6 +286,7 @@ class BatchBuilder:
             )
         else:
             fields = collate_single_segments(example_contents, self.seq_length, self.vocab_arrays)
+        unmasked_ids = fields["input_ids"]
         if isinstance(self.config.masking, DiffusionMasking):
             rates = masking_rates(self.config.masking, self._seed, global_indices)
             if "position_ids" in fields:
@@ -299,6 +310,9 @@ class BatchBuilder:
                 fields.get("position_ids"),
                 self._replacement_ids,
             )
+        if fraction := self.config.causal_fraction:
+            is_causal = is_causal_row(fraction, self._seed, global_rows)
+            fields = add_causal_rows(fields, unmasked_ids, token_keys, is_causal)
         return fields
 
 

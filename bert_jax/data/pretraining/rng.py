@@ -47,6 +47,7 @@ class Stream(IntEnum):
     INSERTION = 20
     ROTATION = 21
     MASKING_RATE = 22
+    IS_CAUSAL = 23
 
 
 def splitmix64(x: int) -> int:

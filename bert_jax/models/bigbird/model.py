@@ -148,7 +148,7 @@ class BigBirdEncoder(nnx.Module):
         *,
         position_ids: jax.Array | None = None,
         packing_ids: jax.Array | None = None,
-        causal: bool = False,
+        causal: bool | jax.Array = False,
         dropout_key: jax.Array | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
@@ -162,7 +162,7 @@ class BigBirdEncoder(nnx.Module):
         length, pattern = input_ids.shape[1], self.pattern
         if isinstance(pattern, BlockSparseWhenLong) and length > pattern.max_full_length:
             unsupported = "packed examples" if packing_ids is not None else "causal attention"
-            if packing_ids is not None or causal:
+            if packing_ids is not None or causal is not False:
                 raise ConfigError(
                     f"block-sparse attention has no {unsupported}: the first and the last block of "
                     f"a sequence attend to all others. The sequence length is {length}; use at "

@@ -34,7 +34,10 @@ from bert_jax.models.layers.stack import run_layers
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("q_segment_ids", "kv_segment_ids", "bias", "rotary", "relative_embeddings"),
+    data_fields=(
+        *("q_segment_ids", "kv_segment_ids", "bias", "rotary", "causal_rows"),
+        "relative_embeddings",
+    ),
     meta_fields=("causal", "radius"),
 )
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class DebertaV2Encoder(nnx.Module):
         *,
         position_ids: jax.Array | None = None,
         packing_ids: jax.Array | None = None,
-        causal: bool = False,
+        causal: bool | jax.Array = False,
         dropout_key: jax.Array | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
@@ -183,6 +186,7 @@ class DebertaV2Encoder(nnx.Module):
             mask.q_segment_ids,
             mask.kv_segment_ids,
             mask.causal,
+            causal_rows=mask.causal_rows,
             relative_embeddings=self.relative_norm(table),
         )
         if token_type_ids is None:

@@ -94,7 +94,7 @@ class EsmEncoder(nnx.Module):
         *,
         position_ids: jax.Array | None = None,
         packing_ids: jax.Array | None = None,
-        causal: bool = False,
+        causal: bool | jax.Array = False,
         dropout_key: jax.Array | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,

@@ -20,7 +20,7 @@ from bert_jax.models.layers.rotary import RotaryTable
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("q_segment_ids", "kv_segment_ids", "bias", "rotary"),
+    data_fields=("q_segment_ids", "kv_segment_ids", "bias", "rotary", "causal_rows"),
     meta_fields=("causal", "radius"),
 )
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class AttentionMask:
       bias: float32, added to the scaled scores, broadcastable to [B, H, L, L]; None for 0.
       radius: the largest distance between a query and its keys; None for no limit.
       rotary: the rotations of queries and keys; None for none.
+      causal_rows: bool [B], the sequences with causal attention, if not all have the same.
     """
 
     q_segment_ids: jax.Array
@@ -42,13 +43,17 @@ class AttentionMask:
     bias: jax.Array | None = None
     radius: int | None = None
     rotary: RotaryTable | None = None
+    causal_rows: jax.Array | None = None
 
     def mask_BHQK(self) -> jax.Array:
         """Returns the mask, bool, broadcastable to [B, H, L, L]: True where a query attends."""
         mask = self.q_segment_ids[:, None, :, None] == self.kv_segment_ids[:, None, None, :]
         length = self.kv_segment_ids.shape[1]
+        lower = jnp.tril(jnp.ones((length, length), bool))[None, None]
         if self.causal:
-            mask &= jnp.tril(jnp.ones((length, length), bool))[None, None]
+            mask &= lower
+        if self.causal_rows is not None:
+            mask &= lower | ~self.causal_rows[:, None, None, None]
         if self.radius is not None:
             position = jnp.arange(length)
             mask &= jnp.abs(position[:, None] - position[None]) <= self.radius
@@ -56,7 +61,7 @@ class AttentionMask:
 
 
 def make_attention_mask(
-    attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
+    attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool | jax.Array
 ) -> AttentionMask:
     """Makes the attention mask of a batch from its padding or its packed examples.
 
@@ -64,12 +69,16 @@ def make_attention_mask(
       attention_mask: int32 [B, L], 1 = real token.
       packing_ids: int32 [B, L], or None if sequences are not packed. A token attends to its own
         packed example only.
-      causal: whether a token attends only to itself and the tokens before it.
+      causal: whether a token attends only to itself and the tokens before it; bool [B] if not in
+        all sequences.
     """
+    rows = None if isinstance(causal, bool) else causal
+    causal = rows is None and bool(causal)
     if packing_ids is not None:
         # Padding (id 0) attends to padding, so that no row of the softmax is empty.
-        return AttentionMask(packing_ids, packing_ids, causal)
-    return AttentionMask(jnp.ones_like(attention_mask[:, :1]), attention_mask, causal)
+        return AttentionMask(packing_ids, packing_ids, causal, causal_rows=rows)
+    query_ids = jnp.ones_like(attention_mask[:, :1])
+    return AttentionMask(query_ids, attention_mask, causal, causal_rows=rows)
 
 
 class SelfAttention(nnx.Module):
@@ -142,6 +151,7 @@ class SelfAttention(nnx.Module):
             and not (return_attention_weights or mask.causal)
             and mask.bias is None
             and mask.radius is None
+            and mask.causal_rows is None
         )
         if use_kernel:
             attention_params = AttentionParams(
@@ -155,7 +165,8 @@ class SelfAttention(nnx.Module):
                 )
             ), None
         q, k, v = (x.reshape(B, L, self.num_heads, D // self.num_heads) for x in (q, k, v))
-        if mask.radius is not None and mask.bias is None and not return_attention_weights:
+        is_dense = mask.bias is not None or mask.causal_rows is not None
+        if mask.radius is not None and not is_dense and not return_attention_weights:
             context = local_attention(
                 q,
                 k,

@@ -49,7 +49,7 @@ class LongformerEncoder(nnx.Module):
         position_ids: jax.Array | None = None,
         packing_ids: jax.Array | None = None,
         global_attention_mask: jax.Array | None = None,
-        causal: bool = False,
+        causal: bool | jax.Array = False,
         dropout_key: jax.Array | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
@@ -61,8 +61,14 @@ class LongformerEncoder(nnx.Module):
             or packed example, and they attend to it; None for local attention only.
 
         Raises:
-          ConfigError: `causal` and global attention, which would read later tokens.
+          ConfigError: `causal` and global attention, which would read later tokens; or `causal` for
+            some sequences only.
         """
+        if not isinstance(causal, bool):
+            raise ConfigError(
+                "Longformer cannot read some sequences of a batch left to right "
+                "(data.causal_fraction); expected 0, or another family"
+            )
         if causal and global_attention_mask is not None:
             raise ConfigError("global attention cannot be causal; use no global_attention_mask")
         if attention_mask is None:

@@ -288,7 +288,12 @@ def held_out_batches(
         max_predictions = max(max_predictions, needed)
     return evaluation_batches(
         PreparedCorpus(config.corpus),
-        dataclasses.replace(data, corpus=config.corpus, masking=data.masking and config.masking),
+        dataclasses.replace(
+            data,
+            corpus=config.corpus,
+            masking=data.masking and config.masking,
+            causal_fraction=0.0,  # held-out losses are those of masked LM
+        ),
         seq_length=phase.seq_length,
         batch_size=config.batch_size,
         max_predictions_per_seq=max_predictions,
