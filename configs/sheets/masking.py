@@ -4,8 +4,8 @@
         --arg corpus=data/train heldout=data/heldout blimp='blimp/*.jsonl.gz'
 
 Devlin et al. 2019 (appendix C.2) compare what replaces the tokens, Wettig et al. 2023 how many are
-masked. All models are trained with masked LM alone and are evaluated with the same masks of 15 % of
-the tokens.
+masked; masked diffusion (Sahoo et al. 2024) draws a rate for each sequence. All models are trained
+with masked LM alone and are evaluated with the same masks of 15 % of the tokens.
 """
 
 from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
@@ -20,6 +20,10 @@ _MASKINGS: dict[str, tuple[float, tuple[str, ...]]] = {
         ("data.masking.random_replace_prob=0.0", "data.masking.mask_replace_prob=1.0"),
     ),
     "30 %, whole words": (0.30, ("data.masking.whole_word_mask=true",)),
+    "all rates, all masked": (
+        0.30,
+        ("data.masking=DiffusionMasking", "train.phases.0.max_predictions_per_seq=64"),
+    ),
 }
 
 
