@@ -162,6 +162,11 @@ class Arguments(RunArguments):
         "sizes to which vectors can be shortened after training; the loss is summed over them",
         type=_sizes,
     )
+    adaptive_layers: bool = switch(
+        "also train the vectors of all earlier layers, so that layers can be left out later; "
+        "with --matryoshka-dims it is 2D Matryoshka",
+        group="loss",
+    )
     mlp_only_train: bool = switch(
         "with --loss simcse, a tanh layer over the vectors that is left out after training, "
         "as in the paper with --pooling cls",
@@ -231,10 +236,11 @@ class Arguments(RunArguments):
             raise ConfigError("--mlp-only-train is a part of --loss simcse; remove one of them")
         if self.static_queries and not self.loss_name.startswith("splade"):
             raise ConfigError("--static-queries is a part of --loss splade; remove one of them")
-        if self.matryoshka_dims is not None and self.loss_name.startswith(("splade", "maxsim")):
+        name = first_given(self, "matryoshka_dims", "adaptive_layers")
+        if name and self.loss_name.startswith(("splade", "maxsim")):
             raise ConfigError(
-                f"--matryoshka-dims shortens dense vectors, which --loss {self.loss_name} does not "
-                "train; remove it"
+                f"{name} is for dense vectors, which --loss {self.loss_name} does not train; "
+                "remove it"
             )
         needs_teacher = self.loss_name in ("mse", "embed-distill", "gist")
         has_teacher = needs_teacher or self.loss_name.endswith(_DISTILLATION)
@@ -308,9 +314,11 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
         "maxsim-distill-kl": lambda: max_sim(distillation=distill_kl),
     }
     loss = losses[args.loss_name]()
-    if args.matryoshka_dims is None:
-        return loss
-    return sentence_embeddings.MatryoshkaLoss(loss=loss, dims=args.matryoshka_dims)
+    if args.matryoshka_dims is not None:
+        loss = sentence_embeddings.MatryoshkaLoss(loss=loss, dims=args.matryoshka_dims)
+    if args.adaptive_layers:
+        loss = sentence_embeddings.AdaptiveLayerLoss(loss=loss)
+    return loss
 
 
 def _train_data(args: Arguments) -> TextGroupsConfig:

@@ -520,7 +520,32 @@ class MatryoshkaLoss:
             _check_positive("weights", weight)
 
 
-DenseLoss = SingleLoss | MatryoshkaLoss
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveLayerLoss:
+    """Adds a loss over the vectors of each earlier layer, so that layers can be left out later.
+
+    With a `MatryoshkaLoss` it is 2D Matryoshka (Li et al. 2024, "2D Matryoshka Sentence
+    Embeddings"). The vectors of an earlier layer also learn those of the last one: the KL
+    divergence between the softmaxes over their components. The layers are the input of the first
+    layer and the outputs of all others, all of them at every update.
+
+    Attributes:
+      loss: of the vectors of each layer.
+      prior_layers_weight: of the mean of the losses over the layers before the last.
+      kl_div_weight: of the sum over these layers of the KL divergence, times the temperature.
+    """
+
+    loss: SingleLoss | MatryoshkaLoss
+    prior_layers_weight: float = 1.0
+    kl_div_weight: float = 1.0
+    kl_temperature: float = 0.3  # divides the components before the softmax
+
+    def __post_init__(self) -> None:
+        for name in ("prior_layers_weight", "kl_div_weight", "kl_temperature"):
+            _check_positive(name, getattr(self, name))
+
+
+DenseLoss = SingleLoss | MatryoshkaLoss | AdaptiveLayerLoss
 """The losses of sentence encoders with one dense vector for each text."""
 
 RetrievalLoss = SpladeLoss | MaxSimRankingLoss
@@ -530,8 +555,14 @@ SentenceLoss = DenseLoss | RetrievalLoss
 
 
 def single_loss(loss: SentenceLoss) -> SingleLoss | RetrievalLoss:
-    """Returns the loss itself, or the one that a `MatryoshkaLoss` sums."""
-    return loss.loss if isinstance(loss, MatryoshkaLoss) else loss
+    """Returns the loss itself, or the one that is summed over sizes of vectors and layers."""
+    of_layer = layer_loss(loss)
+    return of_layer.loss if isinstance(of_layer, MatryoshkaLoss) else of_layer
+
+
+def layer_loss(loss: SentenceLoss) -> SingleLoss | MatryoshkaLoss | RetrievalLoss:
+    """Returns the loss itself, or the one that an `AdaptiveLayerLoss` sums over layers."""
+    return loss.loss if isinstance(loss, AdaptiveLayerLoss) else loss
 
 
 def distillation_loss(loss: SentenceLoss) -> DistillationLoss | None:
@@ -605,9 +636,10 @@ class SentenceEmbedding(ObjectiveBase):
                 f"{_LOSS} is {type(self.loss).__name__}, which needs a {needed.__name__}, but "
                 f"objective.sentence_encoder is a {type(self.sentence_encoder).__name__}"
             )
-        if isinstance(self.loss, MatryoshkaLoss) and max(self.loss.dims) > size:
+        of_layer = layer_loss(self.loss)
+        if isinstance(of_layer, MatryoshkaLoss) and max(of_layer.dims) > size:
             raise ConfigError(
-                f"{_LOSS}.dims is {list(self.loss.dims)}, but vectors have {size} components"
+                f"{_LOSS}.dims is {list(of_layer.dims)}, but vectors have {size} components"
             )
         if self.chunk_size is not None:
             check_range("objective.chunk_size", self.chunk_size, at_least=1)

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, encoder_inputs
 from bert_jax.config.sentence_embeddings import (
+    AdaptiveLayerLoss,
     AnglELoss,
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
-    DenseLoss,
     DistillKLDivLoss,
     EmbedDistillLoss,
     GISTEmbedLoss,
@@ -35,11 +35,13 @@ from bert_jax.config.sentence_embeddings import (
     SupervisedSimCSE,
     TripletLoss,
     UnsupervisedSimCSE,
+    single_loss,
 )
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
 from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
+from bert_jax.objectives.distillation import soft_target_loss
 from bert_jax.objectives.embedding_losses import (
     contrastive_loss,
     cosent_loss,
@@ -83,8 +85,9 @@ class SentenceEmbeddingObjective(Objective):
         assert not isinstance(config.loss, RetrievalLoss)
         self.config, self._sentence_config = config, config.sentence_encoder
         self.network = build_sentence_encoder(config.model, config.sentence_encoder, config.compute)
-        self._dense_loss = config.loss
-        self._loss = config.loss.loss if isinstance(config.loss, MatryoshkaLoss) else config.loss
+        self._dense_loss, loss = config.loss, single_loss(config.loss)
+        assert not isinstance(loss, RetrievalLoss)
+        self._loss = loss
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
@@ -128,13 +131,16 @@ class SentenceEmbeddingObjective(Objective):
         dropout_key: jax.Array | None,
     ) -> LossOutput:
         """Computes the loss, and for losses that classify the accuracy as a metric."""
-        vectors_BAE = self.example_vectors(params, batch, dropout_key)
+        vectors = self.example_vectors(params, batch, dropout_key)
         if SIMCSE_MLP in params:
-            vectors_BAE = jnp.tanh(linear_layer(vectors_BAE, **params[SIMCSE_MLP]))
+            vectors = jnp.tanh(linear_layer(vectors, **params[SIMCSE_MLP]))
         if PROJECTION in params:
-            vectors_BAE = linear_layer(vectors_BAE, **params[PROJECTION])
+            vectors = linear_layer(vectors, **params[PROJECTION])
         classifier = params.get(SOFTMAX_CLASSIFIER, {})
-        total, metrics = loss_of_vectors(self._dense_loss, vectors_BAE, batch, classifier)
+        if isinstance(self._dense_loss, AdaptiveLayerLoss):
+            total, metrics = adaptive_layer_loss(self._dense_loss, vectors, batch, classifier)
+        else:
+            total, metrics = loss_of_vectors(self._dense_loss, vectors, batch, classifier)
         mask = encoder_inputs(batch)["attention_mask"]
         metrics = metrics | {"padding_fraction": padding_fraction({"attention_mask": mask})}
         return LossOutput(total / loss_denominators["loss"], metrics)
@@ -142,13 +148,20 @@ class SentenceEmbeddingObjective(Objective):
     def example_vectors(
         self, params: Params, batch: Batch, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Computes the vectors of all texts of a batch, in chunks, float32 [B, A, E]."""
+        """Computes the vectors of all texts of a batch, in chunks, float32 [B, A, E].
+
+        For an `AdaptiveLayerLoss` they are those of all layers, [B, A, N + 1, E].
+        """
         network = self.network.merge(params)
         size = self.config.embedding_size
         fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
         texts = {name: batch[name] for name in fields}
+        has_layers = isinstance(self._dense_loss, AdaptiveLayerLoss)
 
         def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
+            if has_layers:
+                vectors = network.embed_layers(encoder_inputs(texts), key)
+                return vectors.reshape(_num_examples(texts), -1, *vectors.shape[1:])
             return _encode(network, texts, key).reshape(_num_examples(texts), -1, size)
 
         return encode_in_chunks(encode, texts, dropout_key, self.config.chunk_size)
@@ -233,8 +246,28 @@ def _num_examples(batch: Batch) -> int:
     return batch[CHOICE_FIELDS[0] if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS[0]].shape[0]
 
 
+def adaptive_layer_loss(
+    loss: AdaptiveLayerLoss, vectors_BANE: jax.Array, batch: Batch, classifier: Params
+) -> tuple[jax.Array, Metrics]:
+    """Computes the sum of the losses of all examples, and the metrics of the last layer.
+
+    Args:
+      vectors_BANE: float32 [B, A, N, E], the vectors of all layers, that of the last one last.
+      batch, classifier: see `loss_of_vectors`.
+    """
+    *earlier, last = jnp.unstack(vectors_BANE, axis=2)
+    total, metrics = loss_of_vectors(loss.loss, last, batch, classifier)
+    for vectors in earlier:
+        part, _ = loss_of_vectors(loss.loss, vectors, batch, classifier)
+        total += loss.prior_layers_weight * part / len(earlier)
+        # `soft_target_loss` has the square of the temperature as a factor.
+        divergence = soft_target_loss(vectors, last, loss.kl_temperature) / loss.kl_temperature
+        total += loss.kl_div_weight * jnp.sum(jnp.mean(divergence, axis=1))
+    return total, metrics
+
+
 def loss_of_vectors(
-    loss: DenseLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
+    loss: SingleLoss | MatryoshkaLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
 ) -> tuple[jax.Array, Metrics]:
     """Computes the sum of the losses of all examples, and metrics.
 

@@ -10,6 +10,7 @@ import pytest
 from bert_jax.apps.testing.models import small_config
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.sentence_embeddings import (
+    AdaptiveLayerLoss,
     AnglELoss,
     CoSENTLoss,
     CosineSimilarityLoss,
@@ -115,6 +116,13 @@ WITH_TARGETS = {
         2,
         {"label_values": (np.arange(SIZE) % 3 / 2).astype(np.float32)},
     ),
+    "layers": (
+        AdaptiveLayerLoss(
+            loss=MatryoshkaLoss(loss=MultipleNegativesRankingLoss(scale=1.0), dims=(8, 4))
+        ),
+        3,
+        {},
+    ),
     "distill-kl": (
         DistillKLDivLoss(),
         3,
@@ -190,8 +198,9 @@ def test_softmax_classifier_is_trained_with_the_encoder():
 
 def test_config_round_trips_through_json():
     loss = MatryoshkaLoss(loss=CoSENTLoss(scale=10.0), dims=(8, 4), weights=(1.0, 0.5))
-    config = dataclasses.replace(CONFIG, loss=loss, chunk_size=4)
-    assert from_json(SentenceEmbedding, to_json(config), "objective") == config
+    for each in (loss, AdaptiveLayerLoss(loss=loss), AdaptiveLayerLoss(loss=CoSENTLoss())):
+        config = dataclasses.replace(CONFIG, loss=each, chunk_size=4)
+        assert from_json(SentenceEmbedding, to_json(config), "objective") == config
 
 
 @pytest.mark.parametrize(
@@ -214,6 +223,8 @@ def test_errors_of_losses():
         EmbedDistillLoss(**distill)
     with pytest.raises(ConfigError, match=r"several sizes .* have no common layer"):
         MatryoshkaLoss(loss=EmbedDistillLoss(teacher="t", projection_size=4), dims=(4, 2))
+    with pytest.raises(ConfigError, match="kl_temperature is 0.0, expected a number > 0"):
+        AdaptiveLayerLoss(loss=CoSENTLoss(), kl_temperature=0.0)
     with pytest.raises(ConfigError, match=r"margin"):
         GISTEmbedLoss(guide="g", margin=3.0)
     with pytest.raises(ConfigError, match="expected at least two different names"):

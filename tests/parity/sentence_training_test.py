@@ -8,10 +8,12 @@ import pytest
 
 from bert_jax.apps.testing.models import small_model
 from bert_jax.config.sentence_embeddings import (
+    AdaptiveLayerLoss,
     AnglELoss,
     DistillKLDivLoss,
     EmbedDistillLoss,
     GISTEmbedLoss,
+    MatryoshkaLoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
     UnsupervisedSimCSE,
@@ -59,6 +61,26 @@ LOSSES: dict[str, tuple[Any, int, Any, str | None]] = {
         AnglELoss(),
         2,
         lambda model, guide: reference_losses.AnglELoss(model),
+        "label_values",
+    ),
+    "layers": (
+        AdaptiveLayerLoss(loss=MultipleNegativesRankingLoss()),
+        3,
+        lambda model, guide: reference_losses.AdaptiveLayerLoss(
+            model, reference_losses.MultipleNegativesRankingLoss(model), n_layers_per_step=-1
+        ),
+        None,
+    ),
+    "layers and sizes": (
+        AdaptiveLayerLoss(loss=MatryoshkaLoss(loss=AnglELoss(scale=5.0), dims=(16, 8))),
+        2,
+        lambda model, guide: reference_losses.Matryoshka2dLoss(
+            model,
+            reference_losses.AnglELoss(model, scale=5.0),
+            [16, 8],
+            n_layers_per_step=-1,
+            n_dims_per_step=-1,
+        ),
         "label_values",
     ),
     "gist": (

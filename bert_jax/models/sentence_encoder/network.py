@@ -131,6 +131,15 @@ class SentenceEncoder(EncoderWithHeads):
         hidden_BLD = self.encode(batch, dropout_key).last_hidden_state
         return self.sentence_head(hidden_BLD, batch["attention_mask"], prompt_lengths)
 
+    def embed_layers(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Computes the vectors of all layers, float32 [B, N + 1, E], that of the last one last.
+
+        The first is that of the input of the first layer. The arguments are those of `embed`.
+        """
+        states = self.encode(batch, dropout_key, output_hidden_states=True).hidden_states
+        mask = batch["attention_mask"]
+        return jnp.stack([self.sentence_head(state, mask) for state in states], axis=1)
+
 
 @functools.cache
 def build_sentence_encoder(

@@ -179,6 +179,10 @@ def test_late_interaction_learns_and_a_run_is_continued(folder):
         (("--loss", "maxsim", "--pooling", "cls"), "does not train a model with one dense vector"),
         (("--loss", "maxsim", "--static-queries"), "--static-queries is a part of --loss splade"),
         (("--loss", "splade", "--matryoshka-dims", "8"), "--loss splade does not train; remove it"),
+        (
+            ("--loss", "maxsim", "--adaptive-layers"),
+            "--adaptive-layers is for dense vectors, which",
+        ),
     ],
 )
 def test_errors_of_the_command_line(folder, capsys, flags, message):
