@@ -24,7 +24,7 @@ from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.families import format_of
-from bert_jax.models.heads.config import HEADS, label_tokens_of, window_encoder_of
+from bert_jax.models.heads.config import HEADS, label_tokens_of, task_parts, window_encoder_of
 from bert_jax.models.layers.config import NoPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
@@ -118,6 +118,8 @@ def _without_unknown_heads(model: LoadedModel) -> LoadedModel:
     require_no_adapter(model, "be exported as a Hugging Face folder")
     # Hugging Face's classes would report tensors of other heads as unexpected.
     known_heads = {head for heads in format_of(model.config).heads.values() for head in heads}
+    if model.head is not None:  # a pooler may belong to the class of a task head alone
+        known_heads.update(task_parts(model.head, model.config))
     unknown_heads = [head for head in HEADS if head in model.params and head not in known_heads]
     if unknown_heads:
         logger.warning(
