@@ -36,6 +36,7 @@ from bert_jax.apps.search.cli import explain as search_explain
 from bert_jax.apps.search.cli import hard_negatives as search_hard_negatives
 from bert_jax.apps.search.cli import index as search_index
 from bert_jax.apps.search.cli import query as search_query
+from bert_jax.apps.seen.cli import seen, unlearn
 from bert_jax.apps.sentence_scores.cli import minimal_pairs, score
 from bert_jax.apps.serve import cli as serve
 from bert_jax.apps.similarity import cli as cka
@@ -116,6 +117,8 @@ VERB_GROUPS: dict[str, dict[str, Any]] = {
     "study": {
         "sheet": sheet,
         "minimal-pairs": minimal_pairs,
+        "seen": seen,
+        "unlearn": unlearn,
         "attribute": attribute,
         "cka": cka,
         "heads": heads,

@@ -40,6 +40,8 @@ LAYERS: tuple[set[str], ...] = (
 )
 # App -> other apps that it imports. An app imports no other app without a reason.
 APPS_THAT_USE_OTHERS = {
+    # The ledger of curation says why a text is not in the corpus.
+    "seen": {"curate"},
     # It is a tour of the product: it curates its corpus and compares its model with n-grams.
     "quickstart": {"curate", "studies"},
     # Relations between words are those of a treebank.

@@ -395,6 +395,8 @@ class PretrainingData:
     # Fraction of the sequences that are not masked, and whose tokens are all predicted left to
     # right (GPT-BERT, Charpentier and Samuel 2024: 1/16). Needs `Pretraining.masked_next_token`.
     causal_fraction: float = 0.0
+    # File with documents that are not read: their examples are padding, all others stay the same.
+    without: str | None = None
     prefetch_batches: int = 4  # number of batches that are built in advance
     num_workers: int = 0  # processes that build batches; 0 uses a thread of this process
 

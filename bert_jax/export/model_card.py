@@ -235,6 +235,16 @@ def _corpus_section(folder: str) -> str:
     return table(("prepared corpus", "value"), rows.items())
 
 
+def _tokens_read(phases: Sequence[Mapping[str, Any]], step: int) -> int:
+    """Returns the tokens of all sequences up to a step."""
+    tokens = 0
+    for phase in phases:
+        updates = min(step, phase["steps"])
+        tokens += updates * phase["batch_size"] * phase["seq_length"]
+        step -= updates
+    return tokens
+
+
 def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
     train = config["train"]
     optimizer, schedule = train["optimizer"], train["schedule"]
@@ -250,6 +260,9 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
         f"to {schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then decay "
         f"to 0; {gradient_clipping(train)}"
     )
+    lines.append(f"- {_tokens_read(train['phases'], run.step):,} tokens read, padding included")
+    if without := config["data"].get("without"):
+        lines.append(f"- without the documents of `{without}` (`data.without`)")
     if config.get("init_from"):
         lines.append(f"- started from `{config['init_from']}`")
     lines += [f"- {line}" for line in distillation_lines(config["objective"])]

@@ -204,10 +204,8 @@ def _denominator(name: str, batch: Batch) -> jax.Array:
             return jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0)
         case "diffusion":
             return jnp.maximum(jnp.sum(batch["num_maskable_tokens"].astype(jnp.float32)), 1.0)
-        case "nsp":
-            return jnp.float32(batch["next_sentence_labels"].shape[0])
-        case "sop":
-            return jnp.float32(batch["sentence_order_labels"].shape[0])
+        case "nsp" | "sop":
+            return jnp.maximum(jnp.sum(_pair_weights(batch)), 1.0)
         case _:
             # SpanBERT's release adds 1, because a batch may have no target.
             return jnp.sum(batch["span_target_weights"]) + 1.0
@@ -315,21 +313,25 @@ def masked_diffusion_loss(logits_BPV: jax.Array, batch: Batch) -> tuple[Weighted
 
 def next_sentence_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
     """Computes the next-sentence loss: cross-entropy of IsNext (0) and NotNext (1)."""
-    return _pair_loss(logits_BC, batch["next_sentence_labels"], "nsp")
+    return _pair_loss(logits_BC, batch["next_sentence_labels"], _pair_weights(batch), "nsp")
 
 
 def sentence_order_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
     """Computes the sentence-order loss: cross-entropy of in order (0) and swapped (1)."""
-    return _pair_loss(logits_BC, batch["sentence_order_labels"], "sop")
+    return _pair_loss(logits_BC, batch["sentence_order_labels"], _pair_weights(batch), "sop")
+
+
+def _pair_weights(batch: Batch) -> jax.Array:
+    """Returns [B] float32: 1 for a pair, 0 for a row of padding, as of removed documents."""
+    return batch["attention_mask"][:, 0].astype(jnp.float32)
 
 
 def _pair_loss(
-    logits_BC: jax.Array, labels_B: jax.Array, name: str
+    logits_BC: jax.Array, labels_B: jax.Array, weights_B: jax.Array, name: str
 ) -> tuple[WeightedMean, Metrics]:
-    ones = jnp.ones(labels_B.shape, jnp.float32)
-    loss = weighted_mean(cross_entropy(logits_BC, labels_B), ones)
+    loss = weighted_mean(cross_entropy(logits_BC, labels_B), weights_B)
     correct = is_correct(logits_BC, labels_B)
-    return loss, {f"{name}_loss": loss, f"{name}_accuracy": weighted_mean(correct, ones)}
+    return loss, {f"{name}_loss": loss, f"{name}_accuracy": weighted_mean(correct, weights_B)}
 
 
 # The targets are entries of `masked_lm_ids`; only their weights differ.

@@ -6,6 +6,7 @@
                  checkpoints/     see checkpoints/checkpointer.py; config.json names another
                                   location if there is one
                  mixture.json     pretraining: fingerprints and quotas of several corpora
+                 without.tsv      pretraining: copy of the list of documents that are not read
                  metrics.jsonl    see runs/metrics.py
                  trackers.json    ids of the tracked run, see runs/trackers.py
                  evaluation.json  results of the final evaluation
@@ -49,6 +50,7 @@ DEMONSTRATIONS, SETFIT_HEAD = "demonstrations.json", "setfit_head.json"
 FITTED_HEADS, TRACKERS = "fitted_heads.json", "trackers.json"
 MINIMAL_PAIRS = "minimal_pairs.json"
 ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
+WITHOUT = "without.tsv"
 PREDICTIONS, REPORT, TABLES = "predictions", "report.html", "data"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
@@ -200,7 +202,7 @@ def replaced_failed_start(
     if file.is_file():
         saved = _read_saved_config(file)
         _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
-    names = [MIXTURE]  # nothing was trained on its batches yet
+    names = [MIXTURE, WITHOUT]  # nothing was trained on their batches yet
     if conflicts:  # the report would show the baselines and the attempts as the new run's
         names += [
             CONFIG,

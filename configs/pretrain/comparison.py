@@ -7,7 +7,7 @@ The models of the sheets in `configs/sheets/` are trained with it. Equal are the
 the sequence length, the batch, the optimizer, the schedule, the initialization and the fraction of
 masked tokens; the reasons for these values are in `configs/pretrain/small_corpus.py`. Held-out
 evaluation masks 15 % of the tokens, so its masked-LM loss can be compared between all objectives
-that predict masks.
+that predict masks; spans, which need masks of their own, have none.
 
 The corpus needs a tokenizer with [CLS], [SEP] and [MASK].
 """
@@ -104,7 +104,8 @@ def get_config(
     input_format, masking = _data(objective, mlm_probability)
     eval_every, save_every = max(1, steps // 6), max(1, steps // 10)
     evaluation = None
-    if heldout:
+    # Tokens without a span around them have no boundaries to predict them from.
+    if heldout and objective != "spans":
         evaluation = HeldOutEval(corpus=heldout, eval_every=eval_every, num_examples=2048)
         if objective == "diffusion":
             evaluation = dataclasses.replace(evaluation, masking=masking)

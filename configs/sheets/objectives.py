@@ -7,7 +7,8 @@
 Masked LM with and without next-sentence prediction (Devlin et al. 2019; Liu et al. 2019), with
 sentence order (Lan et al. 2020), of spans (Joshi et al. 2020), replaced tokens (Clark et al. 2020),
 left to right (the ablation in Devlin et al. 2019, section 5.1) and masked diffusion (Sahoo et al.
-2024). The held-out loss is shown for the objectives that predict masks at a fixed rate.
+2024). The held-out loss is shown for the objectives that predict single tokens, masked at a fixed
+rate.
 """
 
 from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
@@ -61,7 +62,13 @@ def get_config(
         systems=systems_of(
             models,
             measured,
-            without_loss=("replaced tokens (ELECTRA)", "left to right", "masked diffusion (MDLM)"),
+            without_loss=(
+                "spans (SpanBERT)",
+                "replaced tokens (ELECTRA)",
+                "left to right",
+                "masked diffusion (MDLM)",
+            ),
+            without_task=("left to right",),
         ),
         reference="MLM and NSP (BERT)",
         budget=Budget(unit="FLOPs", amount=budget),

@@ -16,11 +16,14 @@ import pytest
 from bert_jax.apps.serve.config import ServerConfig
 from bert_jax.apps.serve.served_models import serve_model
 from bert_jax.apps.studies.sheets.run import load_sheet
+from bert_jax.apps.testing.experiments import tiny_experiment, two_length_phases
 from bert_jax.apps.testing.models import small_model
+from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.text import TokenizerTrainingConfig
 from bert_jax.data.corpus.contamination.found_items import read_item_rows
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
+from bert_jax.runs import run_folder
 from bert_jax.text.learn import train_tokenizer_from_files
 from tests.helpers.server import running_server
 from tests.helpers.snippets import read_snippets, run_page
@@ -227,6 +230,15 @@ def test_curation_guide(folder):
     pages = [json.dumps({"text": path.read_text()}) for path in (folder / "heldout").iterdir()]
     (folder / "crawl/pages.jsonl.gz").write_bytes(gzip.compress("\n".join(pages).encode()))
     assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 7
+
+
+def test_guide_to_what_a_model_has_read(folder, capsys):
+    experiment = tiny_experiment("seen", str(prepare_corpus(folder)), two_length_phases(20))
+    for name in ("checkpoints/20", "checkpoints/10"):
+        (folder / "runs/novels" / name).mkdir(parents=True)
+    run_folder.write_or_check_config(folder / "runs/novels", experiment)
+    run_page(DOCS / "how_to/what_a_model_has_read.md", make_short)
+    assert capsys.readouterr().out == ""  # these are no words of its corpus
 
 
 def test_vocabulary_guide(exported):

@@ -46,6 +46,7 @@ class PreparedCorpus:
 
     Attributes:
       tokens_per_part: [P] int32, number of tokens of each part.
+      part_starts: [P] int64, number of tokens before each part.
       first_sentence: [P + 1] int64, number of sentences before each part; the last entry is the
         number of all sentences.
       first_part: [D + 1] int64, index of the first part of each document; the last entry is P.
@@ -67,6 +68,10 @@ class PreparedCorpus:
         self._shard_ends = np.cumsum([shard.counts.parts for shard in self._shards])
         documents, tokens, sentences = zip(*map(self._read_index, self._shards), strict=True)
         self.tokens_per_part: np.ndarray = np.concatenate(tokens)
+        # int64, because a corpus has more tokens than an int32 holds.
+        self.part_starts: np.ndarray = (
+            np.cumsum(self.tokens_per_part, dtype=np.int64) - self.tokens_per_part
+        )
         self.first_sentence = np.concatenate(([0], np.cumsum(np.concatenate(sentences))))
         # The parts of a shard are in the order of its documents, which are numbered from 0 in each
         # shard, and no document spans two shards. So a document begins where the number changes.

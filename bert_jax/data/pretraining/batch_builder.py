@@ -41,13 +41,13 @@ from bert_jax.data.pretraining.denoising import DENOISING_FIELDS, Denoiser
 from bert_jax.data.pretraining.diffusion_masking import mask_for_diffusion, masking_rates
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.mixture import (
-    CorpusDataset,
     MixedCorpora,
     MixtureDataset,
     locate_examples,
-    make_corpus_dataset,
+    make_training_dataset,
     sample_mixture_ids,
 )
+from bert_jax.data.pretraining.provenance import Provenance, RemovedDocuments, clear_example
 from bert_jax.data.pretraining.rng import example_keys
 from bert_jax.data.pretraining.sentence_pairs import collate_pairs, collate_single_segments
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
@@ -138,6 +138,9 @@ class BatchBuilder:
     seq_length, batch_size, max_predictions_per_seq and target_length are L, the global B, P and T,
     of which P is for masked LM only and T for denoising only. P is L with `DiffusionMasking`.
 
+    `removed`, [D] bool, are documents, numbered over all corpora of a mixture. An example with text
+    of one of them is padding instead, and all other examples stay what they are.
+
     Raises:
       ConfigError: a size is out of range.
       UserError: the corpus has one document and the input format is sentence pairs.
@@ -156,6 +159,7 @@ class BatchBuilder:
         target_length: int = 0,
         process_index: int = 0,
         process_count: int = 1,
+        removed: np.ndarray | None = None,
     ) -> None:
         min_length = vocab_arrays.template.num_pair_special_tokens + 2
         if not min_length <= seq_length <= 1 << 16:
@@ -169,17 +173,13 @@ class BatchBuilder:
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
         self.batch_size = batch_size
-        self.dataset: CorpusDataset | MixtureDataset = (
-            MixtureDataset(
-                corpus,
-                [
-                    make_corpus_dataset(each, config, vocab_arrays, seq_length, target_length)
-                    for each in corpus.corpora
-                ],
-            )
-            if isinstance(corpus, MixedCorpora)
-            else make_corpus_dataset(corpus, config, vocab_arrays, seq_length, target_length)
+        self.dataset = make_training_dataset(
+            corpus, config, vocab_arrays, seq_length, target_length
         )
+        self._removed_documents = None
+        if removed is not None:
+            provenance = Provenance(corpus, config, vocab_arrays, seq_length, target_length)
+            self._removed_documents = RemovedDocuments(corpus, removed, provenance)
         self.vocab_arrays = vocab_arrays
         self.seq_length = seq_length
         self.max_predictions_per_seq = max_predictions_per_seq
@@ -263,10 +263,27 @@ class BatchBuilder:
         global_indices: np.ndarray,
         global_rows: np.ndarray,
     ) -> Batch:
-        columns = (column.tolist() for column in refs)
-        example_contents: Any = [
-            self.dataset.read(*example) for example in zip(*columns, strict=True)
-        ]
+        examples = list(zip(*(column.tolist() for column in refs), strict=True))
+        example_contents: Any = [self.dataset.read(*example) for example in examples]
+        fields = self._collate_and_mask(example_contents, refs, packing_plan, global_indices)
+        if self._removed_documents is not None:
+            is_packed = isinstance(self.config.input_format, PackedSegments)
+            specials = self.vocab_arrays.template.num_single_special_tokens
+            for index in np.flatnonzero(self._removed_documents.are_read(examples)).tolist():
+                begin, end = int(packing_plan.offsets[index, 0]), self.seq_length
+                if is_packed:
+                    end = begin + len(example_contents[index]) + specials
+                row = int(packing_plan.rows[index]) if is_packed else index
+                clear_example(fields, row, begin, end, self.vocab_arrays)
+        return fields
+
+    def _collate_and_mask(
+        self,
+        example_contents: Any,
+        refs: ExampleRefs,
+        packing_plan: PackingPlan,
+        global_indices: np.ndarray,
+    ) -> Batch:
         if self._denoiser is not None:
             return self._denoiser.build_fields(example_contents, refs.keys)
         token_keys = refs.keys

@@ -12,7 +12,12 @@ import numpy as np
 from bert_jax.config.data import DocSentences, FullSentences, InputFormat, PairFormat
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.shards import DocumentPart
-from bert_jax.data.pretraining.rng import ExampleRng, Stream
+from bert_jax.data.pretraining.rng import (
+    ExampleRng,
+    Stream,
+    random_bits,
+    scale_bits,
+)
 from bert_jax.data.pretraining.sentence_pairs import (
     SentencePair,
     make_pair,
@@ -20,6 +25,7 @@ from bert_jax.data.pretraining.sentence_pairs import (
 )
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import (
+    sentence_at_token,
     take_sentences,
     take_sentences_from_offset,
     take_sentences_that_fit,
@@ -49,7 +55,8 @@ class WindowIndex:
         self.window_tokens = window_tokens
         counts = windows_per_document(corpus.tokens_per_document, window_tokens)
         self.first_example = np.concatenate(([0], np.cumsum(counts)))
-        self._part_starts = _part_starts(corpus)
+        self._part_starts = corpus.part_starts
+        self._max_tokens_by_document: dict[int, int] = {}
 
     @property
     def num_examples(self) -> int:
@@ -65,6 +72,38 @@ class WindowIndex:
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
         """Returns the documents [n] that examples [n] come from."""
         return np.searchsorted(self.first_example, example_indices, side="right") - 1
+
+    def windows_near(self, begin: int, end: int) -> np.ndarray:
+        """Finds the examples whose windows may contain tokens of a passage, in any epoch.
+
+        Args:
+          begin, end: the passage, tokens [begin, end) of the corpus, all of one document.
+
+        Returns:
+          [n] int64, ascending; all that can contain one of the tokens, and a few more.
+        """
+        corpus = self.corpus
+        part_index = int(np.searchsorted(self._part_starts, begin, side="right")) - 1
+        document = corpus.document_of(part_index)
+        document_start = int(self._part_starts[corpus.first_part[document]])
+        first_example, stop = self.first_example[document : document + 2].tolist()
+        reach = self.max_num_tokens + 2 * self._max_sentence_tokens(document)
+        windows = _windows_near(
+            (begin - document_start, end - document_start),
+            int(corpus.tokens_per_document[document]) / (stop - first_example),
+            reach,
+            stop - first_example,
+        )
+        return first_example + windows
+
+    def _max_sentence_tokens(self, document: int) -> int:
+        """Returns the tokens of the longest sentence of a document."""
+        if document not in self._max_tokens_by_document:
+            parts = self.corpus.parts_from(int(self.corpus.first_part[document]), document)
+            self._max_tokens_by_document[document] = max(
+                int(np.diff(part.sentence_ends, prepend=np.uint32(0)).max()) for part in parts
+            )
+        return self._max_tokens_by_document[document]
 
     def find_window_start(
         self, example_index: int, document_index: int, epoch_key: int
@@ -125,6 +164,49 @@ class SentencePairDataset(WindowIndex):
         return make_pair(
             window, target_seq_length, self.max_num_tokens, random_next_text, self._config, rng
         )
+
+    def random_next_sentences(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the sentence with which a random B of each example would begin, [E] int64.
+
+        Whether the example has a random B depends on its text.
+
+        Args:
+          keys: [E] uint64, the random keys of all examples of an epoch.
+        """
+        corpus, examples = self.corpus, np.arange(self.num_examples)
+        bits = random_bits(keys, Stream.RANDOM_NEXT_SENTENCE, np.array([0]))
+        bounds = corpus.first_sentence[corpus.first_part]
+        documents = self.find_documents(examples)
+        begin, end = bounds[documents], bounds[documents + 1]
+        sentences = scale_bits(bits, corpus.num_sentences - (end - begin))
+        return sentences + np.where(sentences >= begin, end - begin, 0)
+
+    def sentences_near(self, begin: int, end: int) -> tuple[int, int]:
+        """Returns the sentences with which a text must begin to contain tokens of a passage.
+
+        Args:
+          begin, end: the passage, tokens [begin, end) of the corpus, all of one document.
+
+        Returns:
+          A range of sentences of the corpus; all that can, and a few more.
+        """
+        corpus = self.corpus
+        part_index = int(np.searchsorted(self._part_starts, begin, side="right")) - 1
+        document = corpus.document_of(part_index)
+        document_start = int(self._part_starts[corpus.first_part[document]])
+        # A text whose last sentence does not fit may lose tokens at its front.
+        reach = self.max_num_tokens + self._max_sentence_tokens(document)
+        return (
+            self._sentence_at(max(document_start, begin - reach)),
+            self._sentence_at(end - 1) + 1,
+        )
+
+    def _sentence_at(self, token: int) -> int:
+        """Returns the sentence of the corpus that contains a token of the corpus."""
+        part_index = int(np.searchsorted(self._part_starts, token, side="right")) - 1
+        offset = token - int(self._part_starts[part_index])
+        in_part = sentence_at_token(self.corpus.read(part_index), offset)
+        return int(self.corpus.first_sentence[part_index]) + in_part
 
     def _random_next_text(
         self, document_index: int, num_tokens: int, rng: ExampleRng
@@ -207,7 +289,7 @@ class CorpusWindows:
         self.corpus = corpus
         self.max_num_tokens = max_num_tokens
         self._window_tokens = window_tokens or max_num_tokens
-        self._part_starts = _part_starts(corpus)
+        self._part_starts = corpus.part_starts
         self._num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
         num_windows = windows_per_document(np.array([self._num_tokens]), self._window_tokens)
         self.num_examples = int(num_windows[0])
@@ -230,6 +312,11 @@ class CorpusWindows:
         )
         part_index = int(self._find_parts(np.array(offset)))
         return part_index, offset - int(self._part_starts[part_index])
+
+    def windows_near(self, begin: int, end: int) -> np.ndarray:
+        """Finds the examples whose windows may contain tokens, as `WindowIndex.windows_near`."""
+        distance = self._num_tokens / self.num_examples
+        return _windows_near((begin, end), distance, self.max_num_tokens, self.num_examples)
 
     def later_parts(self, part_index: int) -> Iterator[DocumentPart]:
         """Yields the parts after `part_index`; each is read when the iterator reaches it."""
@@ -262,6 +349,21 @@ class FullSentencesDataset(CorpusWindows):
             self.later_parts(part_index),
             self._sep_id,
         )
+
+
+def _windows_near(
+    passage: tuple[int, int], distance: float, reach: int, num_windows: int
+) -> np.ndarray:
+    """Returns the windows whose text may overlap with tokens [begin, end) of their text.
+
+    Args:
+      distance: the tokens between the starts of two windows.
+      reach: at least the tokens of a window, and twice the sentence by which its start may move.
+    """
+    # `window_offset` moves window i by less than a window from i * distance.
+    first = int((passage[0] - 2 * reach) / distance) - 1
+    stop = int((passage[1] + reach) / distance) + 2
+    return np.arange(max(first, 0), min(stop, num_windows))
 
 
 PretrainingDataset = (
@@ -310,7 +412,7 @@ def sample_token_ids(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> np.nd
     Returns:
       [n] int32, without special tokens.
     """
-    part_starts = _part_starts(corpus)
+    part_starts = corpus.part_starts
     num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
     num_chunks = min(MAX_SAMPLED_CHUNKS, -(-num_tokens // CHUNK_LENGTH))
     chunks: list[np.ndarray] = []
@@ -326,8 +428,3 @@ def sample_token_ids(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> np.nd
     # A corpus of special tokens only is useless, but an index error while it is drawn from would
     # not say so.
     return ids if len(ids) else vocab_arrays.maskable_ids
-
-
-def _part_starts(corpus: PreparedCorpus) -> np.ndarray:
-    """Returns the number of tokens before each part, [P] int64."""
-    return np.cumsum(corpus.tokens_per_part, dtype=np.int64) - corpus.tokens_per_part

@@ -8,6 +8,8 @@ workers or prefetched batches (see batch_builder.py). It uses grain and imports 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from bert_jax.config.data import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder
@@ -30,6 +32,7 @@ class PretrainingLoader:
       process_index, process_count: which equal, contiguous part of each batch to build.
       start: the position to begin at: `position` of an earlier loader with the same settings.
       vocab_arrays: special tokens and word starts; read from the corpus if None.
+      removed: [D] bool, documents whose examples are padding, as in `BatchBuilder`.
 
     Raises:
       ConfigError: a size is out of range.
@@ -50,6 +53,7 @@ class PretrainingLoader:
         process_count: int = 1,
         start: int = 0,
         vocab_arrays: VocabArrays | None = None,
+        removed: np.ndarray | None = None,
     ) -> None:
         self._corpus = corpus
         self.batch_builder = BatchBuilder(
@@ -63,6 +67,7 @@ class PretrainingLoader:
             target_length=target_length,
             process_index=process_index,
             process_count=process_count,
+            removed=removed,
         )
         self._position = start
         self._iterator = _prefetch(_IndexedBatches(self.batch_builder, start), config)

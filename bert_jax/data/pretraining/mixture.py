@@ -21,7 +21,7 @@ from bert_jax.data.pretraining.denoising import (
     make_denoising_dataset,
     max_text_length,
 )
-from bert_jax.data.pretraining.rng import epoch_key, permute
+from bert_jax.data.pretraining.rng import epoch_key, permute, unpermute
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError
 from bert_jax.text.tokenizer import Tokenizer
@@ -57,6 +57,11 @@ class MixedCorpora:
         return self.corpora[0].tokenizer()
 
 
+def corpora_of(text: PreparedCorpus | MixedCorpora) -> tuple[PreparedCorpus, ...]:
+    """Returns the corpora of a mixture, or the one corpus."""
+    return text.corpora if isinstance(text, MixedCorpora) else (text,)
+
+
 def make_corpus_dataset(
     corpus: PreparedCorpus,
     config: PretrainingData,
@@ -86,6 +91,7 @@ class MixtureDataset:
     tell that the texts do not belong together.
 
     Attributes:
+      datasets: the dataset of each corpus.
       first_example: [number of corpora + 1], examples of one epoch before each corpus.
       quotas: [number of corpora], examples of each corpus in a period; 0 if it is left out.
 
@@ -95,10 +101,10 @@ class MixtureDataset:
 
     def __init__(self, mixed: MixedCorpora, datasets: Sequence[Any]) -> None:
         """Takes the dataset of each corpus, all of the same input format."""
-        self._datasets = datasets
+        self.datasets = datasets
         num_documents = [corpus.num_documents for corpus in mixed.corpora]
-        num_examples = [dataset.num_examples for dataset in self._datasets]
-        example_tokens = [dataset.mean_example_tokens for dataset in self._datasets]
+        num_examples = [dataset.num_examples for dataset in self.datasets]
+        example_tokens = [dataset.mean_example_tokens for dataset in self.datasets]
         self._first_document = np.concatenate(([0], np.cumsum(num_documents)))
         self.first_example = np.concatenate(([0], np.cumsum(num_examples)))
         self.quotas = period_quotas(mixed, example_tokens)
@@ -116,7 +122,7 @@ class MixtureDataset:
             chosen = corpus_indices == index
             in_corpus = example_indices[chosen] - self.first_example[index]
             documents[chosen] = (
-                self._datasets[index].find_documents(in_corpus) + self._first_document[index]
+                self.datasets[index].find_documents(in_corpus) + self._first_document[index]
             )
         return documents
 
@@ -127,13 +133,13 @@ class MixtureDataset:
         for index in np.unique(corpus_indices).tolist():
             chosen = corpus_indices == index
             in_corpus = document_indices[chosen] - self._first_document[index]
-            lengths[chosen] = self._datasets[index].seq_lengths(in_corpus)
+            lengths[chosen] = self.datasets[index].seq_lengths(in_corpus)
         return lengths
 
     def read(self, example_index: int, document_index: int, key: int, epoch_key: int) -> Any:
         """Makes an example as the dataset of its corpus does."""
         index = int(np.searchsorted(self.first_example, example_index, side="right")) - 1
-        return self._datasets[index].read(
+        return self.datasets[index].read(
             example_index - int(self.first_example[index]),
             document_index - int(self._first_document[index]),
             key,
@@ -205,6 +211,21 @@ def draw_examples(
     return corpus_indices, periods * quotas[corpus_indices] + slots - first_slot[corpus_indices]
 
 
+def make_training_dataset(
+    corpus: PreparedCorpus | MixedCorpora,
+    config: PretrainingData,
+    vocab_arrays: VocabArrays,
+    seq_length: int,
+    target_length: int,
+) -> CorpusDataset | MixtureDataset:
+    """Makes the dataset of a corpus, or of several; raises what `make_corpus_dataset` raises."""
+    sizes = (seq_length, target_length)
+    if not isinstance(corpus, MixedCorpora):
+        return make_corpus_dataset(corpus, config, vocab_arrays, *sizes)
+    datasets = [make_corpus_dataset(each, config, vocab_arrays, *sizes) for each in corpus.corpora]
+    return MixtureDataset(corpus, datasets)
+
+
 def locate_examples(
     dataset: CorpusDataset | MixtureDataset,
     global_indices: np.ndarray,
@@ -234,6 +255,38 @@ def locate_examples(
             key = epoch_key(seed, offset + epoch % masking_schedule.dupe_factor)
         epoch_keys[chosen] = key
     return example_indices, epoch_keys
+
+
+def find_draws(
+    dataset: CorpusDataset | MixtureDataset,
+    example_indices: np.ndarray,
+    corpus: int,
+    epoch: int,
+    seed: int,
+) -> np.ndarray:
+    """Returns the global examples [n] at which an epoch of a corpus reads its examples [n].
+
+    The inverse of `locate_examples`.
+
+    Args:
+      example_indices: [n] int64, indices in the dataset, all of the corpus with index `corpus`.
+      epoch: how often this corpus was read completely before.
+    """
+    is_mixture = isinstance(dataset, MixtureDataset)
+    ends = dataset.first_example if is_mixture else (0, dataset.num_examples)
+    first, end = ends[corpus], ends[corpus + 1]
+    size, key = int(end - first), epoch_key(seed, corpus * _CORPUS_EPOCH_OFFSET + epoch)
+    draws = epoch * size + unpermute(example_indices - first, size, key)
+    if not is_mixture:
+        return draws
+    first_slot = np.concatenate(([0], np.cumsum(dataset.quotas)))
+    periods, ranks = np.divmod(draws, dataset.quotas[corpus])
+    slots = ranks + first_slot[corpus]
+    for period in np.unique(periods).tolist():
+        in_period = periods == period
+        key = epoch_key(seed, period + _PERIOD_EPOCH_OFFSET)
+        slots[in_period] = unpermute(slots[in_period], int(first_slot[-1]), key)
+    return periods * int(first_slot[-1]) + slots
 
 
 def sample_mixture_ids(mixed: MixedCorpora, vocab_arrays: VocabArrays) -> np.ndarray:

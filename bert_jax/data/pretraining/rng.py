@@ -9,6 +9,7 @@ not change the others. `ExampleRng` (plain Python, one word at a time) and `rand
 arrays) return the same words.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -103,6 +104,17 @@ def evenly_spread(seed: int, stream: Stream, index: np.ndarray) -> np.ndarray:
     return ((start + index.astype(np.uint64) * np.uint64(_GAMMA)) >> np.uint64(11)) * 2.0**-53
 
 
+def scale_bits(bits: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Scales random uint64 words [n] to integers below bounds [n], as `ExampleRng.randint`.
+
+    Each bound must be below 2^32.
+    """
+    # The upper half of a product of 128 bits, which NumPy does not have.
+    half, bounds = np.uint64(32), bounds.astype(np.uint64)
+    low = (bits & np.uint64(0xFFFFFFFF)) * bounds
+    return (((bits >> half) * bounds + (low >> half)) >> half).astype(np.int64)
+
+
 class ExampleRng:
     """Draws the random numbers of one example one at a time."""
 
@@ -145,31 +157,54 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     It is a Feistel network over the smallest power of two of at least `size`, which is applied
     again until the result is below `size` (cycle walking; Black and Rogaway, CT-RSA 2002).
     """
+    return _walk_cycles(indices, size, key, _feistel)
+
+
+def unpermute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Applies the inverse of `permute` to indices [n] int64."""
+    return _walk_cycles(indices, size, key, _inverse_feistel)
+
+
+_Network = Callable[[np.ndarray, np.ndarray, np.uint64, np.uint64, np.ndarray], None]
+
+
+def _walk_cycles(indices: np.ndarray, size: int, key: int, network: _Network) -> np.ndarray:
     # A Feistel network needs at least one bit in each half.
     bits = max(2, (size - 1).bit_length())
-    low_bits = bits // 2
-    low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
+    low_bits = np.uint64(bits // 2)
+    low_mask = np.uint64((1 << (bits // 2)) - 1)
+    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    keys = np.array([key], np.uint64)
     result = np.array(indices, dtype=np.uint64, ndmin=1)
     out_of_range = np.ones(result.shape, dtype=bool)
     while out_of_range.any():
         x = result[out_of_range]
-        left, right = x >> np.uint64(low_bits), x & low_mask
-        # Eight rounds on two unequal halves. Few cycles are walked, because the domain is less than
-        # twice the size.
-        for round_index in range(0, 8, 2):
-            left ^= (
-                random_bits(np.array([key], np.uint64), Stream.ORDER, right | _round(round_index))
-                & high_mask
-            )
-            right ^= (
-                random_bits(
-                    np.array([key], np.uint64), Stream.ORDER, left | _round(round_index + 1)
-                )
-                & low_mask
-            )
-        result[out_of_range] = (left << np.uint64(low_bits)) | right
+        left, right = x >> low_bits, x & low_mask
+        network(left, right, high_mask, low_mask, keys)
+        result[out_of_range] = (left << low_bits) | right
         out_of_range = result >= np.uint64(size)
     return result.astype(np.int64)
+
+
+# Eight rounds on two unequal halves, in place. Few cycles are walked, because the domain is less
+# than twice the size.
+_ROUNDS = range(0, 8, 2)
+
+
+def _feistel(
+    left: np.ndarray, right: np.ndarray, high_mask: np.uint64, low_mask: np.uint64, keys: np.ndarray
+) -> None:
+    for index in _ROUNDS:
+        left ^= random_bits(keys, Stream.ORDER, right | _round(index)) & high_mask
+        right ^= random_bits(keys, Stream.ORDER, left | _round(index + 1)) & low_mask
+
+
+def _inverse_feistel(
+    left: np.ndarray, right: np.ndarray, high_mask: np.uint64, low_mask: np.uint64, keys: np.ndarray
+) -> None:
+    for index in reversed(_ROUNDS):
+        right ^= random_bits(keys, Stream.ORDER, left | _round(index + 1)) & low_mask
+        left ^= random_bits(keys, Stream.ORDER, right | _round(index)) & high_mask
 
 
 def _round(round_index: int) -> np.uint64:

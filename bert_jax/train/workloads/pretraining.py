@@ -21,11 +21,12 @@ from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import EncoderObjective, Seq2Seq
 from bert_jax.config.train import HeldOutEval, Phase, num_predictions
 from bert_jax.data.corpus.contamination.found_items import copy_items
+from bert_jax.data.corpus.document_list import read_document_list
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.batch_builder import batch_fields, select_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader, evaluation_batches
-from bert_jax.data.pretraining.mixture import MixedCorpora
+from bert_jax.data.pretraining.mixture import MixedCorpora, corpora_of
 from bert_jax.data.pretraining.mixture_plan import (
     MAX_USEFUL_EPOCHS,
     MixturePlan,
@@ -34,7 +35,7 @@ from bert_jax.data.pretraining.mixture_plan import (
     write_or_check_mixture,
 )
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.io.atomic_io import atomic_path
+from bert_jax.io.atomic_io import atomic_path, atomic_write
 from bert_jax.objectives.base import Objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.sharding import batch_sharding, put_batch
@@ -58,28 +59,16 @@ class PretrainingWorkload(Workload):
         """Opens the corpora.
 
         Raises:
-          UserError: `data.corpus` is not a prepared corpus, or the mixture cannot be read.
+          UserError: `data.corpus` is not a prepared corpus, the mixture cannot be read, or
+            `data.without` is no list of its documents.
         """
         super().__init__(experiment)
         self._data, self._model = data, objective.model
-        self._mixture: MixturePlan | None = None
-        if isinstance(data.corpus, CorpusMixture):
-            phases = [
-                PhaseSize(
-                    phase.seq_length,
-                    phase.target_length,
-                    phase.steps * phase.batch_size,
-                    phase.corpus_weights,
-                    phase.corpus_temperature,
-                )
-                for phase in experiment.train.phases
-            ]
-            self._mixture = plan_mixture(data.corpus, data, phases)
-            self._texts: Sequence[PreparedCorpus | MixedCorpora] = self._mixture.phases
-            self._corpora = self._mixture.phases[0].corpora
-        else:
-            corpus = PreparedCorpus(data.corpus)
-            self._texts, self._corpora = (corpus,) * len(experiment.train.phases), (corpus,)
+        self._mixture, self._texts = open_texts(experiment, data)
+        self._corpora = corpora_of(self._texts[0])
+        self._removed = (
+            read_document_list(data.without, self._corpora) if data.without is not None else None
+        )
 
     def prepare_run_folder(self, folder: Path) -> None:
         """See `Workload`."""
@@ -91,6 +80,8 @@ class PretrainingWorkload(Workload):
         check_initial_tokenizer(self._experiment, folder, corpus.tokenization, remedy)
         self.check_corpora()
         copy_items([each.folder for each in self._corpora], folder)
+        if self._data.without is not None:
+            _copy_or_check_list(Path(self._data.without), folder / run_folder.WITHOUT)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 # A copy, because prediction and export need the tokenizer even if the corpus is
@@ -158,6 +149,7 @@ class PretrainingWorkload(Workload):
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             start=position,
+            removed=self._removed,
         )
 
     def evaluator(
@@ -172,6 +164,33 @@ class PretrainingWorkload(Workload):
         return HeldOutEvaluator(objective, evaluation, self._data, phases[phase_index], mesh)
 
 
+def open_texts(
+    experiment: Experiment, data: PretrainingData
+) -> tuple[MixturePlan | None, Sequence[PreparedCorpus | MixedCorpora]]:
+    """Opens the corpora of a run.
+
+    Returns:
+      The plan of a mixture, or None, and the text of each phase.
+
+    Raises:
+      UserError: a folder is no prepared corpus, or the mixture cannot be read.
+    """
+    if not isinstance(data.corpus, CorpusMixture):
+        return None, (PreparedCorpus(data.corpus),) * len(experiment.train.phases)
+    sizes = [
+        PhaseSize(
+            phase.seq_length,
+            phase.target_length,
+            phase.steps * phase.batch_size,
+            phase.corpus_weights,
+            phase.corpus_temperature,
+        )
+        for phase in experiment.train.phases
+    ]
+    plan = plan_mixture(data.corpus, data, sizes)
+    return plan, plan.phases
+
+
 def data_of_phase(data: PretrainingData, phase: Phase) -> PretrainingData:
     """Returns the data of a phase, which may have a masking rate of its own, or no masks."""
     if phase.causal_lm:
@@ -180,6 +199,17 @@ def data_of_phase(data: PretrainingData, phase: Phase) -> PretrainingData:
         return data
     masking = dataclasses.replace(data.masking, mlm_probability=phase.mlm_probability)
     return dataclasses.replace(data, masking=masking)
+
+
+def _copy_or_check_list(source: Path, copy: Path) -> None:
+    """Copies a list of documents into the run folder, or compares it with the copy there."""
+    content = source.read_bytes()
+    if copy.exists() and copy.read_bytes() != content:
+        raise UserError(
+            f"{source}: differs from {copy}, the documents that this run has not read so far; "
+            f"set data.without to {copy}, or choose another run folder"
+        )
+    atomic_write(copy, content)
 
 
 def _describe_corpus(path: str, manifest: Manifest) -> str:

@@ -34,7 +34,11 @@ def measures(
 
 
 def systems_of(
-    models: Collection[str], measured: Measures, *, without_loss: Collection[str] = ()
+    models: Collection[str],
+    measured: Measures,
+    *,
+    without_loss: Collection[str] = (),
+    without_task: Collection[str] = (),
 ) -> tuple[System, ...]:
     """Returns a system for each model.
 
@@ -42,7 +46,12 @@ def systems_of(
       models: the names of the models.
       measured: what is measured of each.
       without_loss: the models whose held-out loss cannot be compared with the others'.
+      without_task: the models that cannot be fine-tuned.
     """
+    left_out = {name: {HELD_OUT} for name in without_loss}
+    for name in without_task:
+        tasks = {column for column in measured if column not in (HELD_OUT, BLIMP)}
+        left_out[name] = left_out.get(name, set()) | tasks
     return tuple(
         System(
             name=name,
@@ -50,7 +59,7 @@ def systems_of(
             evaluations={
                 column.name: evaluation
                 for column, evaluation in measured.items()
-                if column != HELD_OUT or name not in without_loss
+                if column not in left_out.get(name, ())
             },
         )
         for name in models

@@ -1,0 +1,1 @@
+"""Answers what a pretraining run has read, and repeats a run without some documents."""

@@ -1,0 +1,1 @@
+"""Runs `bert-jax seen` and `bert-jax unlearn`."""
