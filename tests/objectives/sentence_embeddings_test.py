@@ -223,7 +223,7 @@ def test_errors_of_losses():
         EmbedDistillLoss(**distill)
     with pytest.raises(ConfigError, match=r"several sizes .* have no common layer"):
         MatryoshkaLoss(loss=EmbedDistillLoss(teacher="t", projection_size=4), dims=(4, 2))
-    with pytest.raises(ConfigError, match="kl_temperature is 0.0, expected a number > 0"):
+    with pytest.raises(ConfigError, match=r"kl_temperature is 0.0, expected a number > 0"):
         AdaptiveLayerLoss(loss=CoSENTLoss(), kl_temperature=0.0)
     with pytest.raises(ConfigError, match=r"margin"):
         GISTEmbedLoss(guide="g", margin=3.0)

@@ -265,7 +265,9 @@ class BatchBuilder:
     ) -> Batch:
         examples = list(zip(*(column.tolist() for column in refs), strict=True))
         example_contents: Any = [self.dataset.read(*example) for example in examples]
-        fields = self._collate_and_mask(example_contents, refs, packing_plan, global_indices)
+        fields = self._collate_and_mask(
+            example_contents, refs, packing_plan, global_indices, global_rows
+        )
         if self._removed_documents is not None:
             is_packed = isinstance(self.config.input_format, PackedSegments)
             specials = self.vocab_arrays.template.num_single_special_tokens
@@ -283,6 +285,7 @@ class BatchBuilder:
         refs: ExampleRefs,
         packing_plan: PackingPlan,
         global_indices: np.ndarray,
+        global_rows: np.ndarray,
     ) -> Batch:
         if self._denoiser is not None:
             return self._denoiser.build_fields(example_contents, refs.keys)

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from bert_jax.batch import FIELDS
+from bert_jax.batch import FIELDS, NEXT_SENTENCE_FIELDS, SENTENCE_ORDER_FIELDS
 from bert_jax.config.data import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.shards import DocumentPart
@@ -150,6 +150,6 @@ def clear_example(
                 array[row, in_example] = 0
             case "BT":
                 array[row] = 0
-            case _:
-                if name != "num_maskable_tokens":
+            case _:  # of the row, which several examples may share, except for labels of pairs
+                if name in NEXT_SENTENCE_FIELDS + SENTENCE_ORDER_FIELDS:
                     array[row] = 0

@@ -64,6 +64,7 @@ DATA: dict[str, dict[str, Any]] = {
     "segments": {"input_format": SingleSegment()},
     "packed": {"input_format": PackedSegments()},
     "diffusion": {"input_format": PackedSegments(), "masking": DiffusionMasking()},
+    "causal rows": {"input_format": SingleSegment(), "causal_fraction": 0.3},
     "spans": {"input_format": DocSentences(), "masking": SpanMasking()},
     "full sentences": {"input_format": FullSentences()},
     "BART": {"input_format": SingleSegment(), "masking": BartDenoising(random_token_prob=0.0)},
@@ -108,12 +109,18 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def _experiment(corpus: str | CorpusMixture, **data: Any) -> Experiment:
     phases = PHASES
-    if isinstance(data.get("masking"), DiffusionMasking):  # it may mask all tokens
+    is_causal = "causal_fraction" in data
+    if is_causal or isinstance(data.get("masking"), DiffusionMasking):  # all may be predicted
         phases = tuple(
             dataclasses.replace(each, max_predictions_per_seq=each.seq_length) for each in PHASES
         )
     experiment = tiny_experiment("seen", "", phases)
-    return dataclasses.replace(experiment, data=PretrainingData(corpus=corpus, **data))
+    objective: Any = experiment.objective
+    if is_causal:
+        objective = dataclasses.replace(objective, masked_next_token=True, nsp_weight=0.0)
+    return dataclasses.replace(
+        experiment, data=PretrainingData(corpus=corpus, **data), objective=objective
+    )
 
 
 def _mixture(corpora: list[str]) -> CorpusMixture:
