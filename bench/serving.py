@@ -110,6 +110,7 @@ def running(name: str, args: argparse.Namespace) -> Generator[str]:
         command = [sys.executable, __file__, "--model", args.model, "--serve-peer", name, port]
     else:
         command = [sys.executable, "-m", "bert_jax", "serve", args.model, "--port", port]
+        command += ["--warm-up", "all"]  # nothing compiles while requests are timed
         command += name.split()[1:]
     environment = {"PYTHONPATH": str(Path(__file__).parents[1]), **os.environ}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

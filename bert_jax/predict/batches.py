@@ -1,11 +1,12 @@
 """Runs models on padded batches of few shapes, because every new shape costs a compilation.
 
 Offline, `padded_batches` and `compute_in_order` group sequences by length and compile a program
-when it is first used. A server uses an `Engine`, which compiles the programs of all its `Buckets`
-before it is ready, and pads a batch to the next length and number of rows that have one.
+when it is first used. A server uses an `Engine`, which compiles the programs of its `Buckets`, and
+pads a batch to the next length and number of rows that have one.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -241,6 +242,13 @@ class Buckets:
         rows = min(max(self.max_tokens // length, 1), self.max_rows)
         return 1 << (rows.bit_length() - 1)
 
+    def common_shapes(self) -> list[tuple[int, int]]:
+        """Returns (rows, length) of few batches that can compute any sequence: one row each.
+
+        The batch with the most tokens is the first, so that a lack of memory shows at the start.
+        """
+        return [self.shapes()[0], *((1, length) for length in self.lengths())]
+
     def shapes(self) -> list[tuple[int, int]]:
         """Returns (rows, length) of every batch, the largest first."""
         return [
@@ -276,28 +284,68 @@ class Engine:
         """
         self.name, self.buckets, self.backend = name, buckets, backend
         self._pad_id, self._extra = pad_id, dict(extra or {})
+        self._compiled: frozenset[tuple[int, int]] = frozenset()
+        self._lock = threading.Lock()
 
-    def compile_all(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Compiles the programs of all shapes; stops before the next if `is_stopping()`."""
-        start, shapes = time.perf_counter(), self.buckets.shapes()
-        # The largest shapes come first, so that a lack of memory shows at the start and not under
-        # load.
-        for rows, length in shapes:
+    @property
+    def num_compiled(self) -> int:
+        """Returns the number of shapes whose programs are compiled."""
+        return len(self._compiled)
+
+    def compile_all(
+        self,
+        is_stopping: Callable[[], bool] = lambda: False,
+        *,
+        shapes: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Compiles the programs of all shapes; stops before the next if `is_stopping()`.
+
+        Another thread may run batches meanwhile.
+
+        Args:
+          shapes: those to compile; None: all, the largest first, so that a lack of memory shows at
+            the start and not under load.
+        """
+        start = time.perf_counter()
+        shapes = self.buckets.shapes() if shapes is None else shapes
+        missing = [shape for shape in shapes if shape not in self._compiled]
+        for shape in missing:
             if is_stopping():
                 return
-            self.backend.compile(self._pad([], rows, length))
+            self._compile(shape)
         seconds = time.perf_counter() - start
-        logger.info("compiled %d programs of %s in %.1f s", len(shapes), self.name, seconds)
+        logger.info("compiled %d programs of %s in %.1f s", len(missing), self.name, seconds)
+
+    def _compile(self, shape: tuple[int, int]) -> None:
+        with self._lock:  # no program is compiled twice
+            if shape not in self._compiled:
+                self.backend.compile(self._pad([], *shape))
+                self._compiled |= {shape}
 
     def run(self, sequences: Sequence[TokenSequence]) -> list[Arrays]:
         """Computes a batch: at most `max_rows_for` sequences of the longest one's length.
+
+        If the program of its shape is not compiled yet, it is computed in parts that have one; if
+        no part has, it is compiled first.
 
         Returns:
           For each sequence the outputs that it names; positions after its length are padding.
         """
         length = self.buckets.length_for(max(map(len, sequences)))
-        batch = self._pad(sequences, next_power_of_two(len(sequences)), length)
-        outputs = self.backend(batch)
+        rows = next_power_of_two(len(sequences))
+        compiled = [r for r, other in self._compiled if other == length and r <= rows]
+        if not compiled:
+            self._compile((rows, length))
+            compiled = [rows]
+        size = max(compiled)
+        return [
+            outputs
+            for begin in range(0, len(sequences), size)
+            for outputs in self._run(sequences[begin : begin + size], size, length)
+        ]
+
+    def _run(self, sequences: Sequence[TokenSequence], rows: int, length: int) -> list[Arrays]:
+        outputs = self.backend(self._pad(sequences, rows, length))
         names = {name for sequence in sequences for name in sequence.outputs}
         # Only what some sequence needs is copied from the device.
         arrays = {name: np.asarray(outputs[name]) for name in names}

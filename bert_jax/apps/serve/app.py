@@ -192,12 +192,12 @@ class Endpoints:
         return await self.health(request)
 
     async def health(self, request: Request) -> Response:
-        """Answers 200 if the server is ready, 503 while it compiles or stops."""
+        """Answers 200 with the number of programs if the server is ready, and 503 otherwise."""
         try:
             self._state.require_ready()
         except RequestError as error:
             return _error_response(error, None)
-        return Response(status_code=200)
+        return JSONResponse({"status": "ready", "programs": self._state.programs()})
 
     async def info(self, request: Request) -> Response:
         """Answers with what /info of TEI has; `?model=` chooses the model."""

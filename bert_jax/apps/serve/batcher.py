@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from bert_jax.apps.serve.config import WarmUp
 from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.predict.batches import Arrays, Engine, TokenSequence, next_power_of_two
 
@@ -104,14 +105,18 @@ class Batcher:
         engines: Sequence[Engine],
         max_queue_tokens: int,
         on_batch: Callable[[int, int], object] = lambda rows, tokens: None,
+        warm_up: WarmUp = "all",
     ):
         """Makes a batcher without a thread.
 
         Args:
+          warm_up: which programs are compiled before `ready` is set; a second thread compiles the
+            others.
           on_batch: called with the number of sequences and of their tokens of each batch.
         """
         self._queues = {engine: _Queue(engine) for engine in engines}
         self._max_queue_tokens, self._on_batch = max_queue_tokens, on_batch
+        self._warm_up: WarmUp = warm_up
         self._changed = threading.Condition()
         self._order = itertools.count()
         self._is_stopping = False
@@ -122,7 +127,7 @@ class Batcher:
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        """Starts the device thread, which compiles all programs and then computes batches."""
+        """Starts the device thread, which compiles programs and then computes batches."""
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
 
@@ -203,11 +208,14 @@ class Batcher:
 
     def _run(self) -> None:
         try:
-            for engine in self._queues:
-                engine.compile_all(lambda: self._is_stopping)
+            for engine in self._queues if self._warm_up != "none" else ():
+                shapes = engine.buckets.common_shapes() if self._warm_up == "common" else None
+                engine.compile_all(lambda: self._is_stopping, shapes=shapes)
             if self._is_stopping:
                 return
             self.ready.set()
+            if self._warm_up != "all":
+                threading.Thread(target=self._compile_others, name="compiler", daemon=True).start()
             while (taken := self._take_batch()) is not None:
                 self._compute_batch(*taken)
         except BaseException as error:  # shown by the main thread
@@ -216,6 +224,18 @@ class Batcher:
                 logger.exception("the device thread failed; the server must be started again")
             self.ready.clear()
             self._fail_all()
+
+    def _compile_others(self) -> None:
+        """Compiles all programs while the device thread computes batches."""
+        try:
+            for engine in self._queues:
+                common = engine.buckets.common_shapes()
+                engine.compile_all(lambda: self._is_stopping, shapes=common)
+            for engine in self._queues:
+                engine.compile_all(lambda: self._is_stopping)
+        except Exception:
+            # Batches are computed with the programs that there are.
+            logger.exception("a program could not be compiled; larger batches are not used")
 
     def _compute_batch(self, engine: Engine, batch: Sequence[_Entry]) -> None:
         """Computes a batch; if that fails, its requests fail, and the next is computed as usual."""

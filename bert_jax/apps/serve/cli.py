@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from bert_jax.apps.serve.config import WarmUp
 from bert_jax.config.flags import flag, given, positional
 from bert_jax.errors import ConfigError, MissingExtraError
 
@@ -23,7 +24,8 @@ examples:
 The routes are as in text-embeddings-inference (/embed, /predict, /rerank, ...) and OpenAI
 (/v1/embeddings), and for sparse and multi-vector models /embed_sparse and /v1/multi-vector; /docs
 lists them. Requests choose a model by "model": "NAME", and an adapter by
-"model": "NAME:ADAPTER". GET /health answers 200 when all programs are compiled.
+"model": "NAME:ADAPTER". GET /health answers 200 when requests are answered, and says how many
+programs are compiled.
 
 A bundle of bert-jax export --bundle is served with its own programs. Exported files have one
 output: there are no pictures of attention, and a masked-LM model fills masks only.
@@ -62,6 +64,12 @@ class Arguments:
     api_key_file: str | None = flag(
         "FILE", f"file with the key that requests need (default: the variable {KEY_VARIABLE})"
     )
+    warm_up: WarmUp = flag(
+        "",
+        "programs to compile before requests are answered: those for one text of each length, and "
+        "the others in the background (common), all, or none",
+        "common",
+    )
     max_length: int | None = _limit("TOKENS", "tokens of a text")
     max_batch_tokens: int | None = _limit("N", "tokens of a batch")
     max_queue_tokens: int | None = _limit("N", "tokens that may wait")
@@ -79,7 +87,8 @@ def run(args: Arguments) -> None:
 
     names = ("max_length", "max_batch_tokens", "max_queue_tokens", "max_inputs")
     limits = given(args, *names)
-    config = ServerConfig(api_key=_read_key(args.api_key_file), **limits)
+    key = _read_key(args.api_key_file)
+    config = ServerConfig(api_key=key, warm_up=args.warm_up, **limits)
     bound = bind(args.host, args.port)
     with bound, persistent_compilation_cache(CACHE_FOLDER.expanduser()):
         run_server(load_models(args.models, args.adapter, config, args.onnx), config, bound)

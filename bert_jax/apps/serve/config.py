@@ -1,8 +1,11 @@
 """Defines the limits of a server: batch and queue sizes, request sizes, timeouts."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.errors import ConfigError
+
+WarmUp = Literal["none", "common", "all"]
 
 _MIN_LENGTH = 4
 """Least number of tokens of a sequence: a pair of empty texts has three special tokens or four."""
@@ -25,6 +28,9 @@ class ServerConfig:
       read_seconds: how long a client may take to send a request, before it gets status 408.
       shutdown_seconds: how long accepted requests may take after SIGTERM.
       tokenizer_threads: number of threads that tokenize texts and decode outputs.
+      warm_up: which programs are compiled before the first request is answered: "all"; "common",
+        those for one sequence of each length, and the others in the background; or "none", so that
+        the first requests wait for theirs.
       api_key: the bearer token that requests must have; None for none.
     """
 
@@ -38,6 +44,7 @@ class ServerConfig:
     read_seconds: float = 30.0
     shutdown_seconds: float = 30.0
     tokenizer_threads: int = 2
+    warm_up: WarmUp = "common"
     api_key: str | None = None
 
     def __post_init__(self) -> None:

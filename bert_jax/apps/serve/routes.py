@@ -121,7 +121,7 @@ COMPUTE_ROUTES: tuple[ComputeRoute, ...] = (
 
 
 _PLAIN_ROUTES = {
-    "/health": "Answers 200 if the server is ready, and 503 while it compiles or stops.",
+    "/health": "Answers 200 with the number of compiled programs if the server is ready, else 503.",
     "/ping": "Answers as /health.",
     "/info": "Describes a model and the limits of the server; ?model= chooses the model.",
     "/v1/models": "Lists the models with their routes.",

@@ -151,7 +151,7 @@ class ServerState:
         """Makes the batcher and the threads; `start` compiles the programs."""
         self.models, self.config, self.metrics = models, config, ServerMetrics()
         self.batcher = Batcher(
-            models.engines(), config.max_queue_tokens, self.metrics.observe_batch
+            models.engines(), config.max_queue_tokens, self.metrics.observe_batch, config.warm_up
         )
         self.started_at = int(time.time())
         self.is_stopping = False
@@ -161,13 +161,13 @@ class ServerState:
         jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
 
     def _count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        # After the start this number must not grow: a program compiled for a request would hold
+        # After the warm-up this number must not grow: a program compiled for a request would hold
         # up all others.
         if event == "/jax/core/compile/backend_compile_duration":
             self.metrics.compilations.inc()
 
     def start(self) -> None:
-        """Compiles all programs on the device thread; `is_ready` is True afterwards."""
+        """Compiles the first programs on the device thread; `is_ready` is True afterwards."""
         self.batcher.start()
 
     def stop(self) -> None:
@@ -181,6 +181,14 @@ class ServerState:
         """Returns whether requests are computed."""
         return self.batcher.ready.is_set() and not self.is_stopping
 
+    def programs(self) -> dict[str, int]:
+        """Returns how many programs are compiled, and how many there will be."""
+        engines = self.models.engines()
+        return {
+            "compiled": sum(engine.num_compiled for engine in engines),
+            "total": sum(len(engine.buckets.shapes()) for engine in engines),
+        }
+
     def require_ready(self) -> None:
         """Raises a RequestError unless requests are computed."""
         if self.is_stopping:
@@ -191,7 +199,7 @@ class ServerState:
         if not self.is_ready:
             raise RequestError(
                 "unhealthy",
-                "the server is still compiling its programs; /health answers 200 when it is ready",
+                "the server compiles its first programs; /health answers 200 when it is ready",
                 headers={"Retry-After": "5"},
             )
 

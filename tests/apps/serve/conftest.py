@@ -32,7 +32,7 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel
 from tests.helpers.server import RunningServer, running_server
 
-CONFIG = ServerConfig(max_batch_tokens=40, max_queue_tokens=4000, max_inputs=100)
+CONFIG = ServerConfig(max_batch_tokens=40, max_queue_tokens=4000, max_inputs=100, warm_up="all")
 HEADS: dict[str, TaskHead | None] = {
     "encoder": None,
     "reviews": SequenceClassificationHead(labels=("bad", "fair", "good")),

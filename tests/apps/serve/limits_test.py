@@ -313,6 +313,64 @@ def test_compilation_stops_before_the_next_shape():
     assert compiled == engine.buckets.shapes()[:2]
 
 
+class Sums:
+    """Computes the sum of the ids of each row, and records what is compiled and computed."""
+
+    def __init__(self, gate: threading.Event | None = None):
+        self.compiled: list[tuple[int, int]] = []
+        self.computed: list[tuple[int, int]] = []
+        self.gate = gate
+
+    def compile(self, batch):
+        if self.gate is not None and len(self.compiled) == 4:
+            self.gate.wait(30)
+        self.compiled.append(batch["input_ids"].shape)
+
+    def __call__(self, batch):
+        assert batch["input_ids"].shape in self.compiled
+        self.computed.append(batch["input_ids"].shape)
+        return {"sum": (batch["input_ids"] * batch["attention_mask"]).sum(axis=1)}
+
+
+def _ones(length: int) -> TokenSequence:
+    ones = np.ones(length, np.int32)
+    return TokenSequence(input_ids=ones, token_type_ids=ones, outputs=("sum",))
+
+
+def test_a_batch_without_a_program_is_computed_in_parts():
+    backend = Sums()
+    engine = Engine("sums", backend, Buckets(64, 256, 8), pad_id=0)
+    engine.compile_all(shapes=engine.buckets.common_shapes())
+    assert backend.compiled == [(4, 64), (1, 16), (1, 32), (1, 64)]
+    assert [int(each["sum"]) for each in engine.run([_ones(n) for n in (3, 7, 9)])] == [3, 7, 9]
+    assert backend.computed == [(1, 16)] * 3
+    engine.compile_all(shapes=[(2, 16)])
+    assert [int(each["sum"]) for each in engine.run([_ones(n) for n in (3, 7, 9)])] == [3, 7, 9]
+    assert backend.computed[3:] == [(2, 16), (2, 16)]
+    # Without any program of the length, the right one is compiled first.
+    cold = Engine("cold", other := Sums(), Buckets(64, 256, 8), pad_id=0)
+    assert [int(each["sum"]) for each in cold.run([_ones(20)] * 3)] == [20] * 3
+    assert other.compiled == other.computed == [(4, 32)]
+    assert (engine.num_compiled, cold.num_compiled) == (5, 1)
+
+
+def test_requests_are_answered_while_other_programs_are_compiled():
+    gate = threading.Event()
+    engine = Engine("sums", backend := Sums(gate), Buckets(64, 256, 8), pad_id=0)
+    batcher = Batcher([engine], 10_000, warm_up="common")
+    batcher.start()
+    assert batcher.ready.wait(30)
+    try:
+        job = asyncio.run(batcher.compute(engine, [_ones(n) for n in (3, 40, 60)]))
+        assert [int(output["sum"]) for output in job.outputs] == [3, 40, 60]
+        assert not gate.is_set() and engine.num_compiled == 4
+    finally:
+        gate.set()
+    wait_until(lambda: engine.num_compiled == len(engine.buckets.shapes()))
+    assert sorted(backend.compiled) == sorted(engine.buckets.shapes())  # each once
+    batcher.stop()
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_concurrent_requests_get_their_own_answers_without_compiling(server, count):
     rng = random.Random(0)
@@ -368,6 +426,8 @@ def test_server_refuses_until_compiled_and_answers_accepted_after_a_stop(server,
         assert refused.headers["retry-after"] == "5"
         starting.state.start()  # the programs are compiled, since the other server has them
         wait_until(lambda: starting.client.get("/health").status_code == 200)
+        programs = starting.client.get("/health").json()["programs"]
+        assert programs["compiled"] == programs["total"] > 1
         with ThreadPoolExecutor(10) as pool:
             answers = [pool.submit(starting.post, "/embed", inputs=["the sea"]) for _ in range(10)]
             wait_until(lambda: starting.state.batcher.queued_tokens >= 8 * 4)

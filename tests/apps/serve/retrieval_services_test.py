@@ -23,7 +23,7 @@ from bert_jax.predict.sparse_embedder import SparseEmbedder
 from bert_jax.pretrained.load import LoadedModel
 from tests.helpers.server import RunningServer, running_server
 
-CONFIG = ServerConfig(max_batch_tokens=40, max_inputs=8)
+CONFIG = ServerConfig(max_batch_tokens=40, max_inputs=8, warm_up="all")
 PROMPTS = (Prompt(name="query", text="the "), Prompt(name="document", text="a "))
 TEXTS = ["the old man mends a net", "sea", "the man sings by the sea ."]
 LONG = "sea " * 30

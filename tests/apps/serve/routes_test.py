@@ -313,4 +313,6 @@ def test_browser_gets_the_page_and_no_file_outside_of_it(server):
     long = f"/page/{'a' * 300}.js"  # longer than a file system allows
     for path in ("/page/..%2Fapp.py", "/page/%2e%2e%2fapp.py", "/page/nothing.js", long):
         assert server.client.get(path).status_code == 404
-    assert server.client.get("/").text == ""  # without a browser, the health
+    # Without a browser, the health.
+    programs = server.client.get("/").json()["programs"]
+    assert programs["compiled"] == programs["total"] > 1

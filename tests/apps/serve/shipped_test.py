@@ -25,7 +25,9 @@ from bert_jax.pretrained.load import LoadedModel
 
 TEXTS = ["the old man", "a net by the sea", "sings"]
 QUESTION = ("the man sings", "the old man by the sea")
-CONFIG = ServerConfig(max_batch_rows=1, max_length=16)  # one shape, so one program of each model
+CONFIG = ServerConfig(
+    max_batch_rows=1, max_length=16, warm_up="all"
+)  # one shape, so one program of each model
 
 
 @pytest.fixture(scope="module")
