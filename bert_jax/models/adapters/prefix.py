@@ -125,7 +125,7 @@ class PrefixAttention(nnx.Module):
         if any(x is not None for x in (mask.bias, mask.radius, mask.rotary)):
             raise ConfigError(
                 "train.tuning.method is PrefixTuning, which is not implemented for attention with "
-                "relative positions or windows; expected another method, such as LoRA"
+                "relative or rotary positions or windows; expected another method, such as LoRA"
             )
         base, (B, L, D) = self.base, x_BLD.shape
         H, n = base.num_heads, self.prefix_key[...].shape[-2]

@@ -348,7 +348,7 @@ def test_methods_that_do_not_fit_the_network_are_refused(method, message):
     ("family", "method", "message"),
     [
         ("modernbert", HoulsbyAdapter(), "but those of ModernBertEncoder have it before"),
-        ("modernbert", PrefixTuning(length=2), "the attention of ModernBertEncoder is Rotary"),
+        ("modernbert", PrefixTuning(length=2), "not implemented for attention with .* rotary"),
         ("deberta", PrefixTuning(length=2), "the attention of .* is DisentangledAttention"),
     ],
 )
