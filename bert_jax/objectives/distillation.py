@@ -96,8 +96,8 @@ class PretrainingDistillationObjective(PretrainingObjective):
         soft_metrics: Metrics = {}
         if config.soft_weight:
             losses = soft_target_loss(
-                self._masked_lm_logits(student, hidden, batch),
-                self._masked_lm_logits(teacher, teacher_hidden, batch),
+                self._compared_logits(student, hidden, batch),
+                self._compared_logits(teacher, teacher_hidden, batch),
                 config.temperature,
             )
             soft = weighted_mean(losses, self._soft_weights(batch))
@@ -135,7 +135,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
                 "learns in pretraining; give a pretrained model with its head"
             )
 
-    def _masked_lm_logits(
+    def _compared_logits(
         self, model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch
     ) -> jax.Array:
         """Computes the logits that are compared: [B, L, V] or [B, P, V]."""
@@ -147,7 +147,7 @@ class PretrainingDistillationObjective(PretrainingObjective):
                 return model.masked_lm_logits(selected)
 
     def _soft_weights(self, batch: Batch) -> jax.Array:
-        """Returns the weights of `_masked_lm_logits`, float32 [B, L] or [B, P]."""
+        """Returns the weights of `_compared_logits`, float32 [B, L] or [B, P]."""
         match self.distillation.soft_targets:
             case "all_tokens":
                 return _token_weights(batch)

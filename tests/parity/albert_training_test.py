@@ -40,7 +40,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 PEAK, DECAY, VOCAB = 2e-2, 0.01, 300
-SIZES = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7}
+SIZES: dict[str, Any] = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7}
 MODEL = AlbertConfig(
     vocab_size=VOCAB,
     embedding_size=32,

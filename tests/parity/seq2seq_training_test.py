@@ -49,7 +49,12 @@ def _batches(folder: Path, model: EncoderDecoderConfig, data: PretrainingData) -
         sep_id=model.eos_token_id,
     )
     corpus = write_corpus(folder, random_documents(20, vocab_size=85), vocab_size=105)
-    sizes = {"seq_length": 24, "target_length": 24, "batch_size": 4, "max_predictions_per_seq": 0}
+    sizes: dict[str, Any] = {
+        "seq_length": 24,
+        "target_length": 24,
+        "batch_size": 4,
+        "max_predictions_per_seq": 0,
+    }
     with PretrainingLoader(
         PreparedCorpus(corpus), data, seed=0, vocab_arrays=vocab_arrays, **sizes
     ) as loader:

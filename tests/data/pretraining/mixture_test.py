@@ -5,6 +5,7 @@ Covers bert_jax/data/pretraining/mixture.py and mixture_plan.py.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ FORMATS = [
     DocSentences(),
     FullSentences(),
 ]
-SIZES = {
+SIZES: dict[str, Any] = {
     "target_length": 64,
     "seq_length": 64,
     "batch_size": 8,

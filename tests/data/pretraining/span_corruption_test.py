@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,7 +213,7 @@ def test_bert_style_denoising_predicts_the_whole_text(novel_rows: NovelRows) -> 
 
 
 def _builder(folder: Path, data: PretrainingData, **sizes: int) -> BatchBuilder:
-    settings = {"seq_length": 64, "batch_size": 16, "target_length": 16} | sizes
+    settings: dict[str, Any] = {"seq_length": 64, "batch_size": 16, "target_length": 16} | sizes
     return BatchBuilder(
         PreparedCorpus(folder), _vocabulary(), data, max_predictions_per_seq=0, seed=0, **settings
     )
