@@ -91,15 +91,13 @@ def fine_tuning(task: Sequence[str], metric: str, *flags: str) -> Evaluation:
 
     Args:
       task: TASK and its flags, as `bert-jax finetune` takes them.
-      metric: a metric of the task; accuracy has outcomes for each example.
+      metric: a metric of the task. It is compared over seeds: the files of predictions have no
+        references, with which examples could be paired.
       flags: further flags, such as ("--epochs", "3").
     """
     command = ("finetune", *task, "--model", "{model}", "--run", "{folder}", "--seed", "{seed}")
-    predictions = Result(file="predictions/dev.jsonl", keys=("prediction", "label"))
     return Evaluation(
-        command=(*command, *flags),
-        value=Result(file=_EVALUATION, keys=("dev", metric)),
-        outcomes=predictions if metric == "accuracy" else None,
+        command=(*command, *flags), value=Result(file=_EVALUATION, keys=("dev", metric))
     )
 
 

@@ -350,10 +350,6 @@ def _number(folder: Path, result: Result) -> float:
 
 
 def _outcomes(folder: Path, result: Result) -> list[float]:
-    if result.file.endswith(".jsonl"):
-        lines = (folder / result.file).read_text(encoding="utf-8").splitlines()
-        predicted, label = result.keys
-        return [float(row[predicted] == row[label]) for row in map(json.loads, lines)]
     return [float(value) for value in _find(folder, result)]
 
 

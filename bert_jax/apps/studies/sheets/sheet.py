@@ -115,7 +115,7 @@ class Result:
     """Finds a number, or one for each example, in a JSON file in the folder of a command.
 
     Attributes:
-      file: the name of the file; of JSON lines for `outcomes`, if it ends in .jsonl.
+      file: the name of the file.
       keys: the names and the indices of lists on the way to the value.
     """
 
@@ -131,7 +131,7 @@ class Evaluation:
       command: the command that measures; () if the training of the model has written the result.
       value: the number.
       outcomes: a number for each example, whose mean is the number, for paired tests over examples;
-        None if there are none. With .jsonl, 1 where "prediction" equals "label".
+        None if there are none.
     """
 
     value: Result
