@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -127,12 +128,14 @@ def run_server(models: ServedModels, config: ServerConfig, bound: socket.socket)
 
 def _announce(state: ServerState, server: Server, host: str, port: int) -> None:
     """Logs that the server is ready; stops it if its programs cannot be compiled."""
-    while not state.batcher.ready.wait(0.2):
+    # The device thread may be ready before the event loop listens.
+    while not (state.batcher.ready.wait(0.2) and server.started):
         if state.batcher.failure is not None:
             server.should_exit = True
             return
         if server.should_exit:
             return
+        time.sleep(0.01)
     names = ", ".join(model.name for model in state.models)
     logger.info("ready: http://%s:%d serves %s", host, port, names)
 
