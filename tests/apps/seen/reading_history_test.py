@@ -178,7 +178,20 @@ def _within(ids: np.ndarray, begin: int, end: int) -> tuple[int, ...]:
 
 
 def _as_tuples(readings: list[Reading]) -> list[tuple]:
-    return [(each.update, each.row, each.tokens, each.predicted) for each in readings]
+    """Returns one reading for each row: two epochs may pack a short document into the same row."""
+    rows: dict[tuple[int, int], list[Reading]] = {}
+    for each in readings:
+        rows.setdefault((each.update, each.row), []).append(each)
+    return [
+        (
+            *row,
+            tuple(sorted({token for each in found for token in each.tokens})),
+            None
+            if found[0].predicted is None
+            else tuple(sorted({token for each in found for token in each.predicted or ()})),
+        )
+        for row, found in rows.items()
+    ]
 
 
 def _passages(history: ReadingHistory, count: int) -> list[tuple[int, int]]:
