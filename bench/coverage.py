@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     args = parser.parse_args()
     corpus = CorpusOfPositions(args.corpus)
-    num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
+    num_tokens = corpus.num_tokens
     vocab_arrays = VocabArrays.from_tokenizer(corpus.tokenizer())
     print(f"{corpus.num_documents:,} documents, {num_tokens:,} tokens, length {args.length}\n")
     print("| input format | examples | never | once | more often | never in any epoch | label 1 |")

@@ -170,8 +170,8 @@ class PretrainingObjective(Objective):
     def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the model; see `Objective`.
 
-        A head that predicts the next token is left out: whoever fills masks or scores texts reads
-        the predictions at the masks themselves.
+        A head that predicts the next token is left out, because filling masks and scoring texts
+        use the predictions at the masked positions.
         """
         trained = super().trained_model(params, task)
         if not self.config.masked_next_token:

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -131,14 +130,13 @@ class TextFinder:
 
     def _describe(self, corpus: int, passage: Passage, readings: list[Reading]) -> FoundPassage:
         index = self._indexes[corpus]
-        ids = index.text_around(passage, 0).tolist()
         return FoundPassage(
             corpus=str(self.history.corpora[corpus].folder),
             document=int(index.documents_of(np.array([passage.begin]))[0]),
             begin=passage.begin,
             end=passage.end,
             similarity=passage.similarity,
-            text=self._tokenizer.decode(ids),
+            text=self._tokenizer.decode(index.token_ids(passage)),
             readings=readings,
         )
 
@@ -146,7 +144,7 @@ class TextFinder:
         """Returns the tokens that were read as text, with brackets around those predicted."""
         corpus = [str(each.folder) for each in self.history.corpora].index(passage.corpus)
         found = Passage(passage.begin, passage.end, passage.similarity)
-        ids = self._indexes[corpus].text_around(found, 0).tolist()
+        ids = self._indexes[corpus].token_ids(found)
         read = [ids[token] for token in reading.tokens]
         is_predicted = np.isin(reading.tokens, reading.predicted or ())
         stops = (np.flatnonzero(is_predicted[1:] != is_predicted[:-1]) + 1).tolist()
@@ -164,19 +162,3 @@ class TextFinder:
 
 def _overlap(a: Passage, b: Passage) -> bool:
     return a.begin < b.end and b.begin < a.end
-
-
-def to_json(passage: FoundPassage) -> dict[str, Any]:
-    """Returns a passage as JSON values."""
-    readings = [
-        {
-            "update": each.update,
-            "phase": each.phase,
-            "epoch": each.epoch,
-            "row": each.row,
-            "tokens": list(each.tokens),
-            "predicted": None if each.predicted is None else list(each.predicted),
-        }
-        for each in passage.readings
-    ]
-    return {**vars(passage), "readings": readings}

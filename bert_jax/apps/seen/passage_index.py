@@ -124,15 +124,9 @@ class PassageIndex:
         """Returns the documents [n] that contain tokens [n] of the corpus."""
         return np.searchsorted(self._document_starts, tokens, side="right") - 1
 
-    def text_around(self, passage: Passage, num_tokens: int) -> np.ndarray:
-        """Returns the ids of a passage with `num_tokens` before and after it, of its document."""
-        document = int(self.documents_of(np.array([passage.begin]))[0])
-        first, end = self._document_starts[document : document + 2].tolist()
-        return np.asarray(
-            self._tokens[
-                max(first, passage.begin - num_tokens) : min(end, passage.end + num_tokens)
-            ]
-        )
+    def token_ids(self, passage: Passage) -> list[int]:
+        """Returns the ids of the tokens of a passage."""
+        return self._tokens[passage.begin : passage.end].tolist()
 
     def _scan(self, query: np.ndarray) -> np.ndarray:
         """Returns where the first token of a query is, of all tokens."""
@@ -250,7 +244,7 @@ def _is_index_of(folder: Path, fingerprint: str) -> bool:
 
 
 def _build(corpus: PreparedCorpus, folder: Path) -> None:
-    num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
+    num_tokens = corpus.num_tokens
     make_folder(folder)
     (folder / _INDEX).unlink(missing_ok=True)
     logger.info("%s: indexing %s tokens, once for this corpus", folder, f"{num_tokens:,}")

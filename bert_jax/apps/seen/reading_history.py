@@ -4,7 +4,6 @@ The order of a run is a function of its config (data/pretraining/batch_builder.p
 recorded during training: the examples that may contain a passage are computed, and made again.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +35,6 @@ from bert_jax.runs import run_folder
 from bert_jax.runs.checkpoints import step_folder
 from bert_jax.runs.training_data import check_fingerprint
 from bert_jax.train.workloads.pretraining import data_of_phase, open_texts
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +99,7 @@ class ReadingHistory:
             check_fingerprint(self.folder, self.corpora[0].manifest.fingerprint)
         else:
             write_or_check_mixture(plan, self.folder / run_folder.MIXTURE)
-        tokens = [int(each.tokens_per_part.sum(dtype=np.int64)) for each in self.corpora]
-        self.first_tokens = np.concatenate(([0], np.cumsum(tokens)))
+        self.first_tokens = np.cumsum([0] + [each.num_tokens for each in self.corpora])
         self.steps = step_folder.list_steps(
             step_folder.absolute_path(run_folder.checkpoint_dir(self.folder))
         )
@@ -163,9 +159,8 @@ class _PhaseHistory:
         text, data = history.texts[index], data_of_phase(history.data, phase)
         self._corpora, self._first_tokens = history.corpora, history.first_tokens
         self._index, self._first_update, self._data = index, first_update, data
-        self._seed, self._batch_size = history.experiment.seed + index, phase.batch_size
+        self._seed = history.experiment.seed + index
         self._template, self._seq_length = vocab_arrays.template, phase.seq_length
-        lengths = (phase.seq_length, phase.target_length)
 
         def builder(batch_size: int) -> BatchBuilder:
             return BatchBuilder(
@@ -180,10 +175,12 @@ class _PhaseHistory:
             )
 
         self._builder, self._row_builder = builder(phase.batch_size), builder(1)
-        self._provenance = Provenance(text, data, vocab_arrays, *lengths)
+        self._provenance = Provenance(
+            text, data, vocab_arrays, phase.seq_length, phase.target_length
+        )
         self._removed = None
         if removed is not None:
-            self._removed = RemovedDocuments(text, removed, self._provenance)
+            self._removed = RemovedDocuments(text, removed)
         self._is_packed = isinstance(data.input_format, PackedSegments)
         self._batch_starts = np.arange(num_updates + 1) * phase.batch_size
         if self._is_packed:
@@ -257,22 +254,20 @@ class _PhaseHistory:
         positions = positions_in(content)
         if not ((positions >= begin) & (positions < end)).any():
             return None
-        if self._removed is not None and self._removed.are_read([example])[0]:
+        if self._removed is not None and self._removed.contain(positions):
             return None
         batch = int(np.searchsorted(self._batch_starts, draw, side="right")) - 1
         row, predicted = draw - int(self._batch_starts[batch]), None
         if self._is_packed:
             fields, plan = self._batch(batch)
-            place, row = int(plan.offsets[row, 0]), int(plan.rows[row])
-            fields = {name: array[row] for name, array in fields.items()}
+            start, row = int(plan.offsets[row, 0]), int(plan.rows[row])
+            row_in_fields = row
         else:
-            fields, place = (
-                {name: a[0] for name, a in self._row_builder.build_batch(draw)[0].items()},
-                0,
-            )
+            fields, start, row_in_fields = self._row_builder.build_batch(draw)[0], 0, 0
         if "masked_lm_positions" in fields:
-            layout = self._layout(content, place)
-            chosen = layout[fields["masked_lm_positions"][fields["masked_lm_weights"] > 0]]
+            is_used = fields["masked_lm_weights"][row_in_fields] > 0
+            layout = self._layout(content, start)
+            chosen = layout[fields["masked_lm_positions"][row_in_fields][is_used]]
             predicted = _within(chosen, begin, end)
         return Reading(
             update=self._first_update + batch + 1,
@@ -283,14 +278,14 @@ class _PhaseHistory:
             predicted=predicted,
         )
 
-    def _layout(self, content: Content, place: int) -> np.ndarray:
+    def _layout(self, content: Content, start: int) -> np.ndarray:
         """Returns the position in the corpus of each token of a sequence, [L] int64; -1: none."""
         row = np.full(self._seq_length, NO_TOKEN, np.int64)
         match content:
             case SentencePair(a=first, b=second):
-                self._template.write_inputs(row[place:], NO_TOKEN, NO_TOKEN, first, second)
+                self._template.write_inputs(row[start:], NO_TOKEN, NO_TOKEN, first, second)
             case TextWindow(ids=first) | first:
-                self._template.write_inputs(row[place:], NO_TOKEN, NO_TOKEN, first)
+                self._template.write_inputs(row[start:], NO_TOKEN, NO_TOKEN, first)
         return row
 
     def _batch(self, batch: int) -> tuple[Batch, PackingPlan]:

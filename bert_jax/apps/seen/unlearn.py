@@ -8,7 +8,6 @@ without shards, because the order is known).
 
 import dataclasses
 import json
-import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,14 @@ from etils import epath
 from bert_jax.apps.seen.reading_history import ReadingHistory
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.experiment import Experiment
-from bert_jax.data.corpus.document_list import read_document_list
+from bert_jax.data.corpus.document_list import read_document_list, read_lines
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.pretraining.provenance import document_starts
 from bert_jax.errors import UserError
-from bert_jax.io.atomic_io import atomic_write, make_folder
+from bert_jax.io.atomic_io import atomic_path, atomic_write, make_folder
 from bert_jax.runs import run_folder
 from bert_jax.runs.checkpoints import checksums, step_folder
 from bert_jax.runs.training_data import write_fingerprint
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +96,12 @@ def continued_run(output: Path, documents: Path) -> Experiment | None:
     config = run_folder.read_config(output)
     experiment = from_json(Experiment, config, str(output / run_folder.CONFIG))
     without = getattr(experiment.data, "without", None)
-    if without is None or not set(_lines(documents)) <= set(_lines(Path(without))):
+    if without is None or not set(read_lines(documents)) <= set(read_lines(Path(without))):
         raise UserError(
             f"{output}: holds a run that is not one without the documents of {documents}; choose "
             "another --output"
         )
     return experiment
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
 
 
 def write_run_without(
@@ -134,24 +124,23 @@ def write_run_without(
             f"data.without={documents}. A run keeps more checkpoints with --set "
             "train.checkpoints.keep_last=N"
         )
-    make_folder(output)
-    without = output / run_folder.WITHOUT
-    removed = _lines(documents)
+    removed = read_lines(documents)
     if history.data.without:  # documents that the run did not read anyway
-        removed += _lines(history.folder / run_folder.WITHOUT)
-    atomic_write(without, "".join(f"{line}\n" for line in removed))
-    data = dataclasses.replace(history.data, without=str(without))
+        removed += read_lines(history.folder / run_folder.WITHOUT)
+    data = dataclasses.replace(history.data, without=str(output / run_folder.WITHOUT))
     experiment = dataclasses.replace(history.experiment, data=data)
-    for name in (run_folder.MIXTURE, TOKENIZER_FOLDER):
-        source = history.folder / name
-        if source.is_dir():
-            shutil.copytree(source, output / name)
-        elif source.exists():
-            shutil.copy(source, output / name)
-    run_folder.write_or_check_config(output, experiment)
-    if len(history.corpora) == 1:
-        write_fingerprint(output, history.corpora[0].manifest.fingerprint)
-    _copy_checkpoint(plan.start, history, output, experiment)
+    # Renamed when it is complete: a run folder without its checkpoint would begin at step 0.
+    make_folder(output.parent)
+    with atomic_path(output) as partial:
+        partial.mkdir()
+        atomic_write(partial / run_folder.WITHOUT, "".join(f"{line}\n" for line in removed))
+        shutil.copytree(history.folder / TOKENIZER_FOLDER, partial / TOKENIZER_FOLDER)
+        if (history.folder / run_folder.MIXTURE).exists():
+            shutil.copy(history.folder / run_folder.MIXTURE, partial)
+        run_folder.write_or_check_config(partial, experiment)
+        if len(history.corpora) == 1:
+            write_fingerprint(partial, history.corpora[0].manifest.fingerprint)
+        _copy_checkpoint(plan.start, history, partial, experiment)
     return experiment
 
 
@@ -161,15 +150,12 @@ def _copy_checkpoint(
     """Copies a checkpoint, with the config of the run that it now belongs to."""
     source = step_folder.absolute_path(run_folder.checkpoint_dir(history.folder)) / str(step)
     step_folder.verify_step(source)
-    target = step_folder.absolute_path(output / run_folder.CHECKPOINTS) / str(step)
-    partial = epath.Path(f"{target}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    _copy_tree(source, partial)
-    info_file = next(file for file in (partial / step_folder.INFO).iterdir() if file.is_file())
+    copy = step_folder.absolute_path(output / run_folder.CHECKPOINTS) / str(step)
+    _copy_tree(source, copy)
+    info_file = next(file for file in (copy / step_folder.INFO).iterdir() if file.is_file())
     info = json.loads(info_file.read_text())
     info_file.write_text(json.dumps(info | {"config": to_json(experiment)}))
-    checksums.write_checksums(partial, step)
-    partial.rename(target)
+    checksums.write_checksums(copy, step)
 
 
 def _copy_tree(source: epath.Path, target: epath.Path) -> None:

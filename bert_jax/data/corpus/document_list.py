@@ -13,14 +13,24 @@ import numpy as np
 
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.errors import UserError
-from bert_jax.io.atomic_io import atomic_path
+from bert_jax.io.atomic_io import atomic_write
 
 
 def write_document_list(path: Path, documents: Iterable[tuple[str, int]]) -> None:
     """Writes (folder of the corpus, number of the document), each once, in ascending order."""
     lines = "".join(f"{corpus}\t{number}\n" for corpus, number in sorted(set(documents)))
-    with atomic_path(path) as partial:
-        partial.write_text(lines, encoding="utf-8")
+    atomic_write(path, lines)
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Reads the lines of a list of documents; raises a UserError if that is not possible."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({error}); expected a list of documents, such as "
+            "`bert-jax seen RUN TEXT --documents FILE` writes"
+        ) from None
 
 
 def read_document_list(path: str | Path, corpora: Sequence[PreparedCorpus]) -> np.ndarray:
@@ -29,19 +39,12 @@ def read_document_list(path: str | Path, corpora: Sequence[PreparedCorpus]) -> n
     Raises:
       UserError: the file cannot be read, a line is malformed, or there is no such document.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({error}); expected a list of documents, such as "
-            "`bert-jax seen RUN TEXT --documents FILE` writes"
-        ) from None
     first, folders = 0, {}
     for corpus in corpora:
         folders[corpus.folder.resolve()] = (first, corpus.num_documents)
         first += corpus.num_documents
     listed = np.zeros(first, bool)
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         corpus, _, document = line.rpartition("\t")

@@ -90,6 +90,11 @@ class PreparedCorpus:
         return len(self.tokens_per_document)
 
     @property
+    def num_tokens(self) -> int:
+        """Returns the number of tokens in the whole corpus."""
+        return int(self.tokens_per_document.sum())
+
+    @property
     def num_sentences(self) -> int:
         """Returns the number of sentences in the whole corpus."""
         return int(self.first_sentence[-1])

@@ -47,7 +47,12 @@ from bert_jax.data.pretraining.mixture import (
     make_training_dataset,
     sample_mixture_ids,
 )
-from bert_jax.data.pretraining.provenance import Provenance, RemovedDocuments, clear_example
+from bert_jax.data.pretraining.provenance import (
+    Provenance,
+    RemovedDocuments,
+    clear_example,
+    positions_in,
+)
 from bert_jax.data.pretraining.rng import example_keys
 from bert_jax.data.pretraining.sentence_pairs import collate_pairs, collate_single_segments
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
@@ -176,10 +181,10 @@ class BatchBuilder:
         self.dataset = make_training_dataset(
             corpus, config, vocab_arrays, seq_length, target_length
         )
-        self._removed_documents = None
+        self._removed: tuple[RemovedDocuments, Provenance] | None = None
         if removed is not None:
             provenance = Provenance(corpus, config, vocab_arrays, seq_length, target_length)
-            self._removed_documents = RemovedDocuments(corpus, removed, provenance)
+            self._removed = RemovedDocuments(corpus, removed), provenance
         self.vocab_arrays = vocab_arrays
         self.seq_length = seq_length
         self.max_predictions_per_seq = max_predictions_per_seq
@@ -268,15 +273,17 @@ class BatchBuilder:
         fields = self._collate_and_mask(
             example_contents, refs, packing_plan, global_indices, global_rows
         )
-        if self._removed_documents is not None:
+        if self._removed is not None:
+            removed, provenance = self._removed
             is_packed = isinstance(self.config.input_format, PackedSegments)
             specials = self.vocab_arrays.template.num_single_special_tokens
-            for index in np.flatnonzero(self._removed_documents.are_read(examples)).tolist():
-                begin, end = int(packing_plan.offsets[index, 0]), self.seq_length
-                if is_packed:
-                    end = begin + len(example_contents[index]) + specials
-                row = int(packing_plan.rows[index]) if is_packed else index
-                clear_example(fields, row, begin, end, self.vocab_arrays)
+            for index, example in enumerate(examples):
+                if removed.contain(positions_in(provenance.content(example))):
+                    begin, end = int(packing_plan.offsets[index, 0]), self.seq_length
+                    if is_packed:
+                        end = begin + len(example_contents[index]) + specials
+                    row = int(packing_plan.rows[index])
+                    clear_example(fields, row, begin, end, self.vocab_arrays)
         return fields
 
     def _collate_and_mask(

@@ -82,19 +82,22 @@ class WindowIndex:
         Returns:
           [n] int64, ascending; all that can contain one of the tokens, and a few more.
         """
-        corpus = self.corpus
-        part_index = int(np.searchsorted(self._part_starts, begin, side="right")) - 1
-        document = corpus.document_of(part_index)
-        document_start = int(self._part_starts[corpus.first_part[document]])
+        document, document_start = self._document_at(begin)
         first_example, stop = self.first_example[document : document + 2].tolist()
         reach = self.max_num_tokens + 2 * self._max_sentence_tokens(document)
         windows = _windows_near(
             (begin - document_start, end - document_start),
-            int(corpus.tokens_per_document[document]) / (stop - first_example),
+            int(self.corpus.tokens_per_document[document]) / (stop - first_example),
             reach,
             stop - first_example,
         )
         return first_example + windows
+
+    def _document_at(self, token: int) -> tuple[int, int]:
+        """Returns the document that contains a token of the corpus, and its first token."""
+        part_index = int(np.searchsorted(self._part_starts, token, side="right")) - 1
+        document = self.corpus.document_of(part_index)
+        return document, int(self._part_starts[self.corpus.first_part[document]])
 
     def _max_sentence_tokens(self, document: int) -> int:
         """Returns the tokens of the longest sentence of a document."""
@@ -190,10 +193,7 @@ class SentencePairDataset(WindowIndex):
         Returns:
           A range of sentences of the corpus; all that can, and a few more.
         """
-        corpus = self.corpus
-        part_index = int(np.searchsorted(self._part_starts, begin, side="right")) - 1
-        document = corpus.document_of(part_index)
-        document_start = int(self._part_starts[corpus.first_part[document]])
+        document, document_start = self._document_at(begin)
         # A text whose last sentence does not fit may lose tokens at its front.
         reach = self.max_num_tokens + self._max_sentence_tokens(document)
         return (
@@ -290,7 +290,7 @@ class CorpusWindows:
         self.max_num_tokens = max_num_tokens
         self._window_tokens = window_tokens or max_num_tokens
         self._part_starts = corpus.part_starts
-        self._num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
+        self._num_tokens = corpus.num_tokens
         num_windows = windows_per_document(np.array([self._num_tokens]), self._window_tokens)
         self.num_examples = int(num_windows[0])
         self.mean_example_tokens = float(min(self._num_tokens, self._window_tokens))
@@ -331,9 +331,8 @@ class FullSentencesDataset(CorpusWindows):
 
     def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
         max_num_tokens = seq_length - vocab_arrays.template.num_single_special_tokens
-        num_tokens = corpus.tokens_per_part.sum(dtype=np.int64)
         (window_tokens,) = whole_sentence_tokens(
-            max_num_tokens, np.array([num_tokens]), np.array([corpus.num_sentences])
+            max_num_tokens, np.array([corpus.num_tokens]), np.array([corpus.num_sentences])
         )
         super().__init__(corpus, max_num_tokens, int(window_tokens))
         self._sep_id = vocab_arrays.sep_id
@@ -413,7 +412,7 @@ def sample_token_ids(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> np.nd
       [n] int32, without special tokens.
     """
     part_starts = corpus.part_starts
-    num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
+    num_tokens = corpus.num_tokens
     num_chunks = min(MAX_SAMPLED_CHUNKS, -(-num_tokens // CHUNK_LENGTH))
     chunks: list[np.ndarray] = []
     for chunk in range(num_chunks):

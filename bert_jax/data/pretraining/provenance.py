@@ -5,7 +5,6 @@ The datasets read a corpus that holds positions instead of ids. So every step of
 """
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, overload
 
@@ -46,7 +45,7 @@ def token_positions(corpus: PreparedCorpus | MixedCorpora) -> PreparedCorpus | M
     """Opens a corpus so that it holds positions; those of a mixture count over all its corpora."""
     if isinstance(corpus, PreparedCorpus):
         return TokenPositions(corpus.folder)
-    starts = np.cumsum([0] + [each.manifest.counts.tokens for each in corpus.corpora]).tolist()
+    starts = np.cumsum([0] + [each.num_tokens for each in corpus.corpora]).tolist()
     opened = zip(corpus.corpora, starts, strict=False)
     return dataclasses.replace(
         corpus, corpora=tuple(TokenPositions(each.folder, start) for each, start in opened)
@@ -107,22 +106,15 @@ class RemovedDocuments:
     """Finds the examples that contain a token of removed documents.
 
     Args:
+      corpus: the corpora of the examples.
       removed: [D] bool, the documents, numbered over all corpora of a mixture.
-      provenance: of the same corpus.
     """
 
-    def __init__(
-        self, corpus: PreparedCorpus | MixedCorpora, removed: np.ndarray, provenance: Provenance
-    ) -> None:
-        self._removed, self._provenance = removed, provenance
-        self._document_starts = document_starts(corpus)
+    def __init__(self, corpus: PreparedCorpus | MixedCorpora, removed: np.ndarray) -> None:
+        self._removed, self._document_starts = removed, document_starts(corpus)
 
-    def are_read(self, examples: Iterable[tuple[int, int, int, int]]) -> np.ndarray:
-        """Returns for each example, [n] bool, whether it contains text of a removed document."""
-        return np.array([self._is_read(example) for example in examples], bool)
-
-    def _is_read(self, example: tuple[int, int, int, int]) -> bool:
-        positions = positions_in(self._provenance.content(example))
+    def contain(self, positions: np.ndarray) -> bool:
+        """Returns whether one of the tokens at positions [n] is of a removed document."""
         documents = np.searchsorted(self._document_starts, positions, side="right") - 1
         return bool(self._removed[documents].any())
 

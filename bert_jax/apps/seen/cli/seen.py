@@ -1,5 +1,6 @@
 """Runs `bert-jax seen`: where a text is in the corpus of a run, and when it was read."""
 
+import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ class Arguments(ReadingArguments):
 
 def run(args: Arguments) -> None:
     """Prints what was found, and writes the files."""
-    from bert_jax.apps.seen.find_texts import TextFinder, to_json
+    from bert_jax.apps.seen.find_texts import TextFinder
     from bert_jax.apps.seen.removed_texts import find_in_input
     from bert_jax.data.corpus.document_list import write_document_list
     from bert_jax.data.corpus.sources import TextFiles
@@ -91,7 +92,7 @@ def run(args: Arguments) -> None:
         print(f"next: bert-jax unlearn {run_name} --documents {file} --output NEW_RUN")
     if args.output:
         result = [
-            {"text": text, "passages": [to_json(each) for each in passages]}
+            {"text": text, "passages": [dataclasses.asdict(each) for each in passages]}
             for text, passages in zip(args.texts, found, strict=True)
         ]
         content = {"run": str(finder.history.folder), "step": finder.history.step, "texts": result}
