@@ -106,6 +106,9 @@ class ReadingHistory:
         if not self.steps:
             raise UserError(f"{self.folder} has no checkpoint yet; start the run again, or wait")
         self.step = self.steps[-1] if step is None else step
+        if self.step not in self.steps:
+            saved = ", ".join(f"{each:,}" for each in self.steps)
+            raise UserError(f"{path}: no such checkpoint; the run has {saved}")
         self._vocab_arrays = VocabArrays.from_tokenizer(self.corpora[0].tokenizer())
         self._removed: np.ndarray | None = None
         if data.without:

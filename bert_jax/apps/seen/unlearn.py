@@ -63,7 +63,7 @@ def plan_unlearning(run: Path, documents: Path) -> tuple[UnlearningPlan, Reading
     """Finds the first update that reads one of the documents, and the checkpoint before it.
 
     Args:
-      run: a pretraining run.
+      run: a pretraining run, or a checkpoint, to which the search ends.
       documents: a list of documents (`data/corpus/document_list.py`).
 
     Raises:
@@ -74,7 +74,9 @@ def plan_unlearning(run: Path, documents: Path) -> tuple[UnlearningPlan, Reading
     starts = document_starts(history.texts[0])
     passages = list(zip(starts[listed].tolist(), starts[listed + 1].tolist(), strict=True))
     first = history.first_update(passages)
-    before = [step for step in history.steps if first is None or step < first]
+    # Later updates than the step of a checkpoint that `run` names were not searched.
+    end = history.step + 1 if first is None else first
+    before = [step for step in history.steps if step < end]
     plan = UnlearningPlan(
         num_documents=len(listed),
         first_update=first,

@@ -299,6 +299,8 @@ def test_a_checkpoint_counts_only_the_updates_before_it(corpora, tmp_path) -> No
     (folder / run_folder.CHECKPOINTS / "37").mkdir()
     whole = ReadingHistory(folder)
     passages = _passages(whole, 20)
+    with pytest.raises(UserError, match="no such checkpoint; the run has 37, 100"):
+        ReadingHistory(folder / run_folder.CHECKPOINTS / "36")
     early = ReadingHistory(folder / run_folder.CHECKPOINTS / "37").read(passages)
     expected = [[r for r in each if r.update <= 37] for each in whole.read(passages)]
     assert early == expected and any(early)

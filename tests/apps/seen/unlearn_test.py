@@ -131,6 +131,12 @@ def test_an_unlearned_run_is_the_run_that_never_read(make, tmp_path, monkeypatch
     assert all(ReadingHistory(trained).read(passages))
     # The same command resumes; it has nothing left to do.
     assert main(["unlearn", *arguments]) == EXIT_DONE
+    # A checkpoint that has not read them is a start; later ones were not searched.
+    early, _ = plan_unlearning(trained / f"checkpoints/{start}", listed)
+    assert (early.first_update, early.start) == (None, start)
+    capsys.readouterr()
+    assert main(["unlearn", *arguments, "--dry-run"]) == 0  # the new run is there already
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

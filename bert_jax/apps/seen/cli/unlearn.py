@@ -45,7 +45,7 @@ def run(args: Arguments) -> int:
     from bert_jax.apps.seen.unlearn import continued_run, plan_unlearning, write_run_without
 
     output = Path(args.output)
-    experiment = continued_run(output, Path(args.documents))
+    experiment = None if args.dry_run else continued_run(output, Path(args.documents))
     if experiment is None:
         plan, history = plan_unlearning(Path(args.run_path), Path(args.documents))
         logger.info("%s", plan)
