@@ -181,7 +181,7 @@ class Unmasker:
           first_index: the index of the first text, from which random numbers are derived.
 
         Raises:
-          UserError: a text with its masks is longer than the model's `max_length`, or has none.
+          UserError: a text with its masks is too long for the model, or a text has no mask.
         """
         if isinstance(texts, str):
             return self._write([texts], None, first_index)[0]
@@ -227,12 +227,13 @@ class Unmasker:
             if tokenizer.mask_id not in inputs:
                 raise UserError(
                     f"no {tokenizer.special_tokens.mask} in the text {shown_text(text)}, and no "
-                    "tokens are added to it (num_tokens, --max-new-tokens); expected one of both"
+                    "new tokens are requested; add masks, or set num_tokens (--max-new-tokens)"
                 )
             if len(inputs) > limit:
                 raise UserError(
-                    f"the text {shown_text(text)} has {len(inputs)} tokens with the new ones, this "
-                    f"model reads {limit}; shorten it, or write fewer tokens (--max-new-tokens)"
+                    f"the text {shown_text(text)} has {len(inputs)} tokens with the new ones, but "
+                    f"the model reads at most {limit}; shorten it, or set a smaller num_tokens "
+                    "(--max-new-tokens)"
                 )
             sequences.append(inputs)
         return sequences

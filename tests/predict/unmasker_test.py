@@ -114,7 +114,7 @@ def test_samples_have_the_odds_of_the_model_whatever_the_batch(model):
 def test_impossible_texts_and_models_are_refused(model, tmp_path):
     write = Unmasker(model, UnmaskingConfig(num_tokens=16))
     assert len(write("the man").token_ids) == 18
-    with pytest.raises(UserError, match=r"text 'the man a' has 21 tokens with the new ones, this"):
+    with pytest.raises(UserError, match=r"text 'the man a' has 21 tokens with the new ones, but"):
         write("the man a")
     with pytest.raises(UserError, match=r"no \[MASK\] in the text 'the man', and no tokens are a"):
         Unmasker(model, UnmaskingConfig(num_tokens=0))("the man")

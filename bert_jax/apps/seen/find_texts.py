@@ -32,7 +32,7 @@ class FoundPassage:
       corpus: the folder of the prepared corpus.
       document: the number of the document in it.
       begin, end: the tokens of the passage in the corpus, [begin, end).
-      similarity: 1 for equal tokens; else 1 minus the edit distance for each token of the text.
+      similarity: 1 for equal tokens; else 1 - (edit distance / tokens of the text).
       text: the tokens of the passage as text.
       readings: when it was read; a reading may have a part of the tokens.
     """
@@ -55,7 +55,7 @@ class TextFinder:
         first use, in seconds for ten million tokens.
 
     Raises:
-      UserError: it is no run of pretraining, or its corpora are gone or have changed.
+      UserError: it is no pretraining run, or its corpora are missing or have changed.
     """
 
     def __init__(self, run: str | Path, *, index: str | Path | None = None) -> None:
@@ -103,7 +103,8 @@ class TextFinder:
             }
             if len(passages) > MAX_PASSAGES:
                 raise UserError(
-                    f"{text!r}: found {len(passages):,} times, expected at most {MAX_PASSAGES:,}; "
+                    f"{text!r}: occurs {len(passages):,} times in "
+                    f"{self.history.corpora[corpus].folder}, expected at most {MAX_PASSAGES:,}; "
                     "give more words"
                 )
             exact = list(passages.values())
@@ -123,7 +124,7 @@ class TextFinder:
         encoded = encode_document(text, self._tokenizer, splitter)
         before = encode_document(_BEFORE + text, self._tokenizer, splitter)
         if isinstance(encoded, str) or isinstance(before, str):
-            raise UserError(f"{text!r}: a text without tokens; expected words of the corpus")
+            raise UserError(f"{text!r}: a text without tokens; expected at least one word")
         prefix = len(self._tokenizer.encode(_BEFORE.strip()))
         first, middle = encoded.ids, before.ids[prefix:]
         return [first] if np.array_equal(first, middle) else [first, middle]

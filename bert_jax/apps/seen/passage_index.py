@@ -1,8 +1,9 @@
 """Finds texts in a prepared corpus, exactly and with changed words, with an index of n-grams.
 
 As in BLAT (Kent 2002), the index has the n-grams at every n-th token of the corpus, and a query
-is looked up at all of its n-grams. So any text of at least 2n - 1 tokens that is in the corpus has
-an n-gram in the index, for an n-th of the memory. Shorter texts are searched in all tokens.
+is looked up at all of its n-grams. So any passage of at least 2n - 1 tokens contains an
+indexed n-gram, and the index has only an n-th of all n-grams. For shorter queries, all tokens are
+scanned.
 
     <folder>/tokens.npy       ids of all tokens, in the order of the corpus
              hashes-000.npy   of a block: upper 32 bits of the hashes of its n-grams, sorted
@@ -27,7 +28,7 @@ from bert_jax.io.json_io import read_json_object
 logger = logging.getLogger(__name__)
 
 NGRAM = 4
-"""Tokens of an n-gram, and the distance of two n-grams in the index."""
+"""Tokens of an n-gram; also the distance between two indexed n-grams."""
 MIN_SIMILARITY = 0.8
 
 _FORMAT = "bert_jax passages 1"
@@ -36,7 +37,7 @@ _INDEX, _TOKENS = "index.json", "tokens.npy"
 _BLOCK_TOKENS = 1 << 28
 # N-grams that are more frequent than this do not help to find a changed text.
 _MAX_POSITIONS = 10_000
-# Regions of a corpus that are compared token by token, those with the most common n-grams first.
+# At most so many regions are aligned, those that share the most n-grams with the query first.
 _MAX_REGIONS = 1_000
 _SECONDS_BETWEEN_MESSAGES = 10.0
 
@@ -44,8 +45,7 @@ _SECONDS_BETWEEN_MESSAGES = 10.0
 class Passage(NamedTuple):
     """Names the tokens [begin, end) of a corpus.
 
-    `similarity` is 1 for equal tokens, and else 1 minus the edit distance for each token of the
-    query.
+    `similarity` is 1 for equal tokens, and else 1 - (edit distance / tokens of the query).
     """
 
     begin: int
@@ -104,10 +104,10 @@ class PassageIndex:
         return [Passage(start, start + length, 1.0) for start in starts.tolist()]
 
     def find_similar(self, query: np.ndarray, min_similarity: float) -> list[Passage]:
-        """Returns passages of other tokens than the query with at least this similarity, in order.
+        """Returns passages that differ from the query but have at least this similarity, in order.
 
-        A passage that has no n-gram of the query at a multiple of n tokens is not found: with one
-        changed token in ten, that is rare in texts of 30 tokens or more.
+        A passage is missed if none of its indexed n-grams is in the query: with one changed token
+        in ten, that is rare in texts of 30 tokens or more.
         """
         regions = self._regions(query)
         found: list[Passage] = []
@@ -129,7 +129,7 @@ class PassageIndex:
         return self._tokens[passage.begin : passage.end].tolist()
 
     def _scan(self, query: np.ndarray) -> np.ndarray:
-        """Returns where the first token of a query is, of all tokens."""
+        """Returns every position of the first token of a query."""
         positions = [
             start + np.flatnonzero(self._tokens[start : start + _BLOCK_TOKENS] == query[0])
             for start in range(0, len(self._tokens), _BLOCK_TOKENS)
@@ -206,14 +206,14 @@ def _best_end(query: np.ndarray, tokens: np.ndarray) -> tuple[int, int]:
     row = np.zeros(len(columns), np.int64)  # a part may begin anywhere
     for number, token in enumerate(query.tolist(), start=1):
         changed = np.concatenate(([number], np.minimum(row[1:] + 1, row[:-1] + (tokens != token))))
-        # A token of `tokens` that is not in the query costs one more than the column before.
+        # An additional token of `tokens` costs one more than the column before it.
         row = np.minimum.accumulate(changed - columns) + columns
     end = int(row.argmin())
     return end, int(row[end])
 
 
 def _ngram_hashes(ids: np.ndarray) -> np.ndarray:
-    """Returns the hashes of the n-grams at all tokens of a text of n tokens or more, uint64."""
+    """Returns the hashes of all n-grams of a text of at least n tokens, uint64."""
     return _hash_rows(np.lib.stride_tricks.sliding_window_view(ids, NGRAM))
 
 

@@ -1,7 +1,7 @@
-"""Finds at which updates of a pretraining run tokens of its corpus were read, and predicted.
+"""Finds the updates of a pretraining run that read given tokens, and those that predicted them.
 
 The order of a run is a function of its config (data/pretraining/batch_builder.py), so nothing is
-recorded during training: the examples that may contain a passage are computed, and made again.
+recorded during training: the examples that may contain a passage are found, and built again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,11 +43,11 @@ class Reading:
 
     Attributes:
       update: the update that read it, from 1.
-      phase, epoch: from 0; the epoch is of the phase, and of the corpus of the passage.
-      row: the sequence of the batch.
-      tokens: the tokens of the passage that were read, ascending, counted from its begin.
-      predicted: those of them that were masked or replaced, and predicted. None: the objective does
-        not predict single tokens (denoising), or predicts all of them (left to right).
+      phase, epoch: both from 0; the epoch counts passes over the passage's corpus in the phase.
+      row: the index of the sequence in the batch.
+      tokens: the tokens of the passage that were read, ascending, counted from its first token.
+      predicted: those of them that were predicted. None if the objective has no masked tokens
+        (denoising), or predicts every token (left to right).
     """
 
     update: int
@@ -63,19 +63,20 @@ class ReadingHistory:
 
     Attributes:
       folder: the run folder.
-      step: the number of updates that are counted.
+      step: only updates up to this one are considered.
+      steps: the steps of all checkpoints.
       experiment, data: the config of the run.
-      texts: the text of each phase, one corpus or a mixture.
-      corpora: the prepared corpora; tokens count over all of them.
-      first_tokens: [C + 1] int64, the tokens before each corpus.
+      texts: what each phase reads, one corpus or a mixture.
+      corpora: the prepared corpora; tokens are numbered over all of them.
+      first_tokens: [C + 1] int64, the number of tokens before each corpus; the last is the total.
     """
 
     def __init__(self, path: Path) -> None:
         """Opens a run folder, or one of its checkpoints, with the corpora of the run.
 
         Raises:
-          UserError: it is no run of pretraining, it has no checkpoint, or a corpus is gone or has
-            changed.
+          UserError: the path is no pretraining run, the run has no such checkpoint, or a corpus is
+            missing or has changed.
         """
         found = run_folder.find_run(path)
         if found is None:
@@ -89,8 +90,8 @@ class ReadingHistory:
         data = self.experiment.data
         if not isinstance(data, PretrainingData):
             raise UserError(
-                f"{self.folder}: a run with {type(data).__name__}; expected a run of `bert-jax "
-                "pretrain`, whose corpus is prepared text"
+                f"{self.folder}: no pretraining run (its data are {type(data).__name__}); expected "
+                "a run of `bert-jax pretrain`"
             )
         self.data = data
         plan, self.texts = open_texts(self.experiment, data)
@@ -104,7 +105,7 @@ class ReadingHistory:
             step_folder.absolute_path(run_folder.checkpoint_dir(self.folder))
         )
         if not self.steps:
-            raise UserError(f"{self.folder} has no checkpoint yet; start the run again, or wait")
+            raise UserError(f"{self.folder} has no checkpoint yet; wait for it, or resume the run")
         self.step = self.steps[-1] if step is None else step
         if self.step not in self.steps:
             saved = ", ".join(f"{each:,}" for each in self.steps)
@@ -129,7 +130,7 @@ class ReadingHistory:
         ]
 
     def first_update(self, passages: Sequence[tuple[int, int]]) -> int | None:
-        """Returns the first update that reads a token of one of the passages; None: none does."""
+        """Returns the first update that reads a token of a passage, or None if there is none."""
         for phase in self._phases():
             if (update := phase.first_update(passages)) is not None:
                 return update
@@ -154,14 +155,14 @@ class _PhaseHistory:
         history: ReadingHistory,
         index: int,
         phase: Phase,
-        first_update: int,
+        num_updates_before: int,
         num_updates: int,
         vocab_arrays: VocabArrays,
         removed: np.ndarray | None,
     ) -> None:
         text, data = history.texts[index], data_of_phase(history.data, phase)
         self._corpora, self._first_tokens = history.corpora, history.first_tokens
-        self._index, self._first_update, self._data = index, first_update, data
+        self._index, self._num_updates_before, self._data = index, num_updates_before, data
         self._seed = history.experiment.seed + index
         self._template, self._seq_length = vocab_arrays.template, phase.seq_length
 
@@ -191,7 +192,7 @@ class _PhaseHistory:
         self._last_batch: tuple[int, Batch, PackingPlan] | None = None
 
     def first_update(self, passages: Sequence[tuple[int, int]]) -> int | None:
-        """Returns the first update that reads a token of one of the passages; None: none does."""
+        """Returns the first update that reads a token of a passage, or None if there is none."""
         updates = [reading.update for _, reading in self.readings(passages)]
         return min(updates, default=None)
 
@@ -207,10 +208,10 @@ class _PhaseHistory:
             if isinstance(dataset, MixtureDataset):
                 first, stop = dataset.first_example[corpus : corpus + 2].tolist()
                 period = int(dataset.quotas.sum())
-                draws = -(-num_examples // period) * int(dataset.quotas[corpus])
+                num_draws = -(-num_examples // period) * int(dataset.quotas[corpus])
             else:
-                first, stop, draws = 0, dataset.num_examples, num_examples
-            for epoch in range(-(-draws // (stop - first))):
+                first, stop, num_draws = 0, dataset.num_examples, num_examples
+            for epoch in range(-(-num_draws // (stop - first))):
                 yield from self._epoch(corpus, epoch, first, passages, in_corpus)
 
     def _epoch(
@@ -231,9 +232,9 @@ class _PhaseHistory:
         random_texts = None
         if isinstance(own, SentencePairDataset):
             start = self._builder.resolve_examples(int(draws_of(np.array([0]))[0]), 1)
-            examples = first_example + np.arange(own.num_examples)
-            sentences = own.random_next_sentences(example_keys(start.epoch_keys, examples))
-            # Sorted once, because a search for each passage would look at all examples.
+            all_examples = first_example + np.arange(own.num_examples)
+            sentences = own.random_next_sentences(example_keys(start.epoch_keys, all_examples))
+            # Sorted once, so that each passage needs a binary search and no scan of all examples.
             order = np.argsort(sentences, kind="stable")
             random_texts = own, order, sentences[order]
         for index in in_corpus:
@@ -250,7 +251,7 @@ class _PhaseHistory:
                     yield index, reading
 
     def _reading(self, draw: int, epoch: int, begin: int, end: int) -> Reading | None:
-        """Returns how a global example reads a passage; None: not at all."""
+        """Returns the reading of a passage by the global example `draw`, or None."""
         refs = self._builder.resolve_examples(draw, 1)
         (example,) = zip(*(column.tolist() for column in refs), strict=True)
         content = self._provenance.content(example)
@@ -273,7 +274,7 @@ class _PhaseHistory:
             chosen = layout[fields["masked_lm_positions"][row_in_fields][is_used]]
             predicted = _within(chosen, begin, end)
         return Reading(
-            update=self._first_update + batch + 1,
+            update=self._num_updates_before + batch + 1,
             phase=self._index,
             epoch=epoch,
             row=row,
@@ -300,7 +301,7 @@ class _PhaseHistory:
 
 
 def _packed_batch_starts(builder: BatchBuilder, num_updates: int) -> np.ndarray:
-    """Returns the first example of each batch, [U + 1]; packed ones hold as many as fit."""
+    """Returns the first example of each batch, [U + 1]; a packed batch holds as many as fit."""
     starts = [0]
     for _ in range(num_updates):
         starts.append(starts[-1] + len(builder.plan_batch(starts[-1])[1].rows))

@@ -49,14 +49,17 @@ class UnlearningPlan:
 
     def __str__(self) -> str:
         if self.first_update is None:
-            read = f"none of the {self.num_documents:,} documents was read"
+            read = f"none of the listed documents ({self.num_documents:,}) was read"
         else:
-            read = (
-                f"{self.num_documents:,} documents, first read by update {self.first_update:,}; "
-                f"the last checkpoint before it is {self.start:,}"
+            last = (
+                f"the last one before it is {self.start:,}" if self.start else "none is before it"
             )
-        repeated = self.num_updates - self.start
-        return f"{read}; {repeated:,} of {self.num_updates:,} updates are left to do"
+            read = (
+                f"listed documents: {self.num_documents:,}, first read by update "
+                f"{self.first_update:,}; of the checkpoints, {last}"
+            )
+        remaining = self.num_updates - self.start
+        return f"{read}; {remaining:,} of {self.num_updates:,} updates remain to be done"
 
 
 def plan_unlearning(run: Path, documents: Path) -> tuple[UnlearningPlan, ReadingHistory]:
@@ -67,7 +70,7 @@ def plan_unlearning(run: Path, documents: Path) -> tuple[UnlearningPlan, Reading
       documents: a list of documents (`data/corpus/document_list.py`).
 
     Raises:
-      UserError: it is no run of pretraining, its corpora have changed, or the list is wrong.
+      UserError: it is no pretraining run, its corpora have changed, or the list is wrong.
     """
     history = ReadingHistory(run)
     listed = np.flatnonzero(read_document_list(documents, history.corpora))
@@ -100,8 +103,7 @@ def continued_run(output: Path, documents: Path) -> Experiment | None:
     without = getattr(experiment.data, "without", None)
     if without is None or not set(read_lines(documents)) <= set(read_lines(Path(without))):
         raise UserError(
-            f"{output}: holds a run that is not one without the documents of {documents}; choose "
-            "another --output"
+            f"{output}: holds a run that reads documents of {documents}; choose another --output"
         )
     return experiment
 
@@ -120,11 +122,11 @@ def write_run_without(
     if plan.start == 0:
         saved = ", ".join(f"{step:,}" for step in plan.saved_steps)
         raise UserError(
-            f"{history.folder}: no checkpoint before update {plan.first_update}, the first that "
-            f"reads one of the documents (there are {saved}), so all {plan.num_updates:,} updates "
-            "would be repeated. To do that, start the recipe again with --set "
-            f"data.without={documents}. A run keeps more checkpoints with --set "
-            "train.checkpoints.keep_last=N"
+            f"{history.folder}: no checkpoint before update {plan.first_update:,}, the first that "
+            f"reads one of the documents (the checkpoints are {saved}), so all "
+            f"{plan.num_updates:,} updates have to be repeated: run `bert-jax pretrain` with the "
+            f"recipe again, a new --run and --set data.without={documents}. Future runs keep more "
+            "checkpoints with --set train.checkpoints.keep_last=N"
         )
     removed = read_lines(documents)
     if history.data.without:  # documents that the run did not read anyway

@@ -56,13 +56,14 @@ def read_document_list(path: str | Path, corpora: Sequence[PreparedCorpus]) -> n
         if Path(corpus).resolve() not in folders:
             known = ", ".join(str(each.folder) for each in corpora)
             raise UserError(
-                f"{path}:{number}: {corpus} is not a corpus of this run; expected {known}"
+                f"{path}:{number}: {corpus} is not a corpus of this run; expected {known} "
+                "(relative paths begin at the current folder)"
             )
         start, count = folders[Path(corpus).resolve()]
         if int(document) >= count:
             raise UserError(
-                f"{path}:{number}: {corpus} has no document {document}; its documents are 0 to "
-                f"{count - 1:,}"
+                f"{path}:{number}: {corpus} has no document {document}; its documents are "
+                f"numbered 0 to {count - 1:,}"
             )
         listed[start + int(document)] = True
     if not listed.any():

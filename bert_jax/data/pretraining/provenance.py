@@ -1,4 +1,4 @@
-"""Finds which tokens of the corpus an example contains, and removes the examples of documents.
+"""Finds which tokens of the corpus an example contains, and clears the examples of documents.
 
 The datasets read a corpus that holds positions instead of ids. So every step of making an example
 (windows, pairs, truncation) is the same code, and what comes out is where each token came from.
@@ -20,7 +20,7 @@ from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import TextWindow
 
 NO_TOKEN = -1
-"""The position of a special token."""
+"""Stands for the position of a token that is not from the corpus."""
 
 
 class TokenPositions(PreparedCorpus):
@@ -53,7 +53,7 @@ def token_positions(corpus: PreparedCorpus | MixedCorpora) -> PreparedCorpus | M
 
 
 def document_starts(corpus: PreparedCorpus | MixedCorpora) -> np.ndarray:
-    """Returns the tokens before each document, [D + 1] int64, over all corpora of a mixture."""
+    """Returns the number of tokens before each document, [D + 1] int64, over all corpora."""
     tokens = np.concatenate([each.tokens_per_document for each in corpora_of(corpus)])
     return np.concatenate(([0], np.cumsum(tokens)))
 
@@ -70,7 +70,7 @@ class Provenance:
         target_length: int,
     ) -> None:
         """Takes the arguments of `make_training_dataset`."""
-        # The separators that some formats put between documents came from no place.
+        # The separators that some formats put between documents are not from the corpus.
         self._vocab_arrays = dataclasses.replace(vocab_arrays, sep_id=NO_TOKEN)
         self._dataset = make_training_dataset(
             token_positions(corpus), config, self._vocab_arrays, seq_length, target_length
@@ -80,7 +80,7 @@ class Provenance:
         """Returns what the dataset reads for an example, with positions instead of ids.
 
         Args:
-          example: the arguments of the `read` of a dataset.
+          example: the arguments of `read` of a dataset, such as `SentencePairDataset`.
         """
         content: Any = self._dataset.read(*example)
         return content
@@ -91,7 +91,7 @@ Content = SentencePair | TextWindow | np.ndarray
 
 
 def positions_in(content: Content) -> np.ndarray:
-    """Returns the positions [T] of the tokens of an example, which has no special tokens yet."""
+    """Returns the positions [T] of the tokens of an example, without separators of documents."""
     match content:
         case SentencePair():
             positions = np.concatenate((content.a, content.b))
@@ -124,7 +124,7 @@ def clear_example(
 ) -> None:
     """Turns the tokens [begin, end) of a row into padding, which has no weight in any loss.
 
-    Labels of the whole row become 0, and so do the targets of a decoder.
+    Labels of the pair become 0, and so do the targets of a decoder.
     """
     in_example = np.zeros(0, bool)
     if "masked_lm_positions" in fields:
@@ -132,7 +132,8 @@ def clear_example(
         in_example = (positions >= begin) & (positions < end) & (is_used > 0)
     if "num_maskable_tokens" in fields:  # of all examples that are packed in the row
         is_special = vocab_arrays.is_special[fields["input_ids"][row, begin:end]]
-        num_masked = int(in_example.sum())  # their mask tokens are special
+        # Masked tokens show [MASK], which is special; diffusion has no other replacement.
+        num_masked = int(in_example.sum())
         fields["num_maskable_tokens"][row] -= int((~is_special).sum()) + num_masked
     for name, array in fields.items():
         match FIELDS[name].dims:
@@ -142,6 +143,6 @@ def clear_example(
                 array[row, in_example] = 0
             case "BT":
                 array[row] = 0
-            case _:  # of the row, which several examples may share, except for labels of pairs
+            case _:  # packed examples share the fields of a row, except for labels of pairs
                 if name in NEXT_SENTENCE_FIELDS + SENTENCE_ORDER_FIELDS:
                     array[row] = 0

@@ -327,7 +327,7 @@ def test_bad_lists_of_documents_are_named_by_line(corpora, tmp_path) -> None:
         ("3\n", "documents.tsv:1: found '3'"),
         (f"{corpora[0]}\tx\n", "documents.tsv:1: found"),
         (f"{corpora[0]}\t1\n{corpora[1]}\t1\n", "documents.tsv:2: .* is not a corpus of this run"),
-        (f"{corpora[0]}\t9999\n", "has no document 9999; its documents are 0 to"),
+        (f"{corpora[0]}\t9999\n", "has no document 9999; its documents are numbered 0 to"),
     ):
         file.write_text(content)
         with pytest.raises(UserError, match=message):

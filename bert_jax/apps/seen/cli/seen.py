@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bert_jax.apps.seen.find_texts import FoundPassage, TextFinder
     from bert_jax.apps.seen.removed_texts import CuratedDocument
 
-HELP = "find a text in the corpus of a pretraining run, and the updates that have read it"
+HELP = "find a text in the corpus of a pretraining run, and the updates that read it"
 
 EPILOG = """examples:
   bert-jax seen runs/novels "It was the best of times"
@@ -26,14 +26,15 @@ contained tokens of it: the update, the epoch, and the tokens, with brackets aro
 masked or replaced, and predicted. Nothing is recorded for this during training: the order of a run
 is computed again from its config and corpora, which must be as they were.
 
-Updates after the last checkpoint, or after the one named, are not counted. What was read by another
-model from which the run started (--init-from) is not, either.
+Updates after the last checkpoint, or after the one named, are not counted, nor is what was read by
+the model from which the run started (--init-from).
 
-An index of about 4 bytes for each token is written once into the folder of each prepared corpus.
-Changed passages are found if one group of 4 tokens at a multiple of 4 is unchanged.
+An index of about 4 bytes per token is written once into the folder of each prepared corpus. Other
+passages are found if their similarity is at least --similarity, and one of the groups of 4 tokens
+into which the corpus is divided is unchanged in them.
 
-With --curated and --raw, it also finds the text in the raw documents, and prints by which rule of
-the ledger they were removed.
+With --curated and --raw, it also finds the text in the raw documents, and prints which rule of the
+curation removed them.
 """
 
 SHOWN_PASSAGES, SHOWN_READINGS = 10, 5
@@ -63,7 +64,7 @@ class Arguments(ReadingArguments):
         check_range("--similarity", self.similarity, above=0, at_most=1)
         check_needs(self, "raw", *READING_FLAGS)
         if bool(self.curated) != bool(self.raw):
-            raise ConfigError("--curated and --raw belong together; give both, or none")
+            raise ConfigError("--curated and --raw belong together; give both, or neither")
 
 
 def run(args: Arguments) -> None:

@@ -8,23 +8,24 @@ from bert_jax.config.flags import REQUIRED, flag, positional, switch
 
 logger = logging.getLogger(__name__)
 
-HELP = "train a run again without some documents, from the last checkpoint that has not read them"
+HELP = "train again without some documents, from the last checkpoint before they were read"
 
 EPILOG = """examples:
   bert-jax seen runs/novels "It was the best of times" --documents documents.tsv
   bert-jax unlearn runs/novels --documents documents.tsv --output runs/without --dry-run
   bert-jax unlearn runs/novels --documents documents.tsv --output runs/without
 
-The documents are not read from then on: each example with text of one of them is padding, and all
-other examples, their order and their masks stay what they were. The new run is, bit for bit, the
-run that never read the documents: `bert-jax seen` finds no reading in it. It keeps the whole
-schedule, so all updates after the checkpoint are repeated; --dry-run says how many.
+Training continues from the last checkpoint before the documents were first read. From there on,
+each example with text of one of them is padding, and all other examples, their order and their
+masks stay what they were. The new run is, bit for bit, the run that never read the documents:
+`bert-jax seen` finds no reading in it. All updates after the checkpoint are repeated; --dry-run
+says how many.
 
-A run keeps its newest three checkpoints. For a run that may have to unlearn, keep more: --set
-train.checkpoints.keep_last=50. If no checkpoint is early enough, start the recipe again with --set
-data.without=documents.tsv.
+A run keeps its newest three checkpoints. For a run that may have to unlearn, keep more:
+--set train.checkpoints.keep_last=50. If no checkpoint is early enough, run the recipe again in
+another folder with --set data.without=documents.tsv.
 
-The same command resumes a run that was stopped. Exit codes as those of `bert-jax pretrain`.
+The same command resumes a run that was stopped. Exit codes are those of `bert-jax pretrain`.
 """
 
 
