@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ def running_server(
         state.start()
         assert state.batcher.ready.wait(120), state.batcher.failure
     thread.start()
+    while not server.started and thread.is_alive():  # it does not listen yet
+        time.sleep(0.01)
     try:
         with httpx2.Client(base_url=url, timeout=60) as client:
             yield RunningServer(server, state, url, client)
