@@ -141,7 +141,7 @@ class SparseEmbedder:
         for indices, batch in padded_batches(sequences, pad_id=pad_id, max_length=self.max_length):
             vectors = jax.device_get(self._compiled(self._params, batch))
             for index, vector in zip(indices, vectors, strict=False):
-                rows[index] = self._sparse_row(vector)
+                rows[index] = largest_weights(vector, self._max_active_dims)
         return rows
 
     def _static_queries(self, tokens: Sequence[RoleTokens]) -> list[_Row]:
@@ -149,15 +149,20 @@ class SparseEmbedder:
         vectors = np.zeros((len(tokens), self.embedding_size), np.float32)
         for vector, each in zip(vectors, tokens, strict=True):
             vector[each.input_ids] = weights[each.input_ids]
-        return [self._sparse_row(vector) for vector in vectors]
+        return [largest_weights(vector, self._max_active_dims) for vector in vectors]
 
-    def _sparse_row(self, vector: np.ndarray) -> _Row:
-        """Returns the indices and values of a vector that are not 0, ascending by index."""
-        indices = np.flatnonzero(vector)
-        if self._max_active_dims is not None and len(indices) > self._max_active_dims:
-            order = np.argsort(-vector[indices], kind="stable")[: self._max_active_dims]
-            indices = np.sort(indices[order])
-        return indices.astype(np.int32), vector[indices]
+
+def largest_weights(vector: np.ndarray, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices, int32, and values of a vector that are not 0, ascending by index.
+
+    Args:
+      limit: how many are returned, the largest; None: all.
+    """
+    indices = np.flatnonzero(vector)
+    if limit is not None and len(indices) > limit:
+        order = np.argsort(-vector[indices], kind="stable")[:limit]
+        indices = np.sort(indices[order])
+    return indices.astype(np.int32), vector[indices]
 
 
 def _embed(

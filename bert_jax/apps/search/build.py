@@ -230,10 +230,10 @@ def _with_new(index: SearchIndex, documents: Iterable[Document]) -> Iterator[Doc
     for start in range(0, len(index), _GROUP_SIZE):
         rows = range(start, min(start + _GROUP_SIZE, len(index)))
         for document in index.documents(rows):
-            texts[document.id] = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+            texts[document.id] = _digest(document.text)
             yield document
     for document in documents:
-        digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+        digest = _digest(document.text)
         if texts.get(document.id, digest) != digest:
             raise UserError(
                 f"the id {document.id!r} is that of another text in {index.folder}; expected new "
@@ -241,6 +241,10 @@ def _with_new(index: SearchIndex, documents: Iterable[Document]) -> Iterator[Doc
             )
         if document.id not in texts:
             yield document
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 class _Build:

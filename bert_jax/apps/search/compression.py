@@ -232,7 +232,8 @@ class CompressedTokenVectors:
         if len(rows) > limit:
             # PLAID's centroid interaction: MaxSim with centroids in place of vectors.
             token_scores = scores_MC[:, self._codes[self._tokens(rows)]]
-            starts = np.cumsum([0, *self.lengths[rows[:-1]]])
+            lengths = self.lengths[rows]
+            starts = np.cumsum(lengths) - lengths
             scores = np.maximum.reduceat(token_scores, starts, axis=1).sum(axis=0)
             rows = np.sort(rows[top_scores(scores[None], limit).rows[0]])
         count = min(top_k, len(rows))
@@ -271,7 +272,7 @@ class CompressedTokenVectors:
     def _tokens(self, rows: np.ndarray) -> np.ndarray:
         """Returns the numbers of the tokens of documents, one document after another."""
         lengths = self.lengths[rows]
-        starts = self._offsets[rows] - np.cumsum([0, *lengths[:-1]])
+        starts = self._offsets[rows] - (np.cumsum(lengths) - lengths)
         return np.repeat(starts, lengths) + np.arange(lengths.sum())
 
     def _decode(self, rows: np.ndarray) -> list[np.ndarray]:

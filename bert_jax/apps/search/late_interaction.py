@@ -11,7 +11,13 @@ import numpy as np
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from bert_jax.apps.search.nearest import NO_ROW, Neighbors, check_top_k, neighbors_by_blocks
+from bert_jax.apps.search.nearest import (
+    NO_ROW,
+    Neighbors,
+    check_top_k,
+    concatenate_neighbors,
+    neighbors_by_blocks,
+)
 from bert_jax.errors import UserError
 from bert_jax.models.sentence_encoder.multi_vector import max_sim
 from bert_jax.predict.batches import MIN_LENGTH, next_power_of_two
@@ -80,7 +86,7 @@ def max_sim_neighbors(
     check_top_k(top_k, len(documents))
     check_token_vectors(queries, documents.width)
     if not queries:
-        return Neighbors(np.zeros((0, top_k), np.int64), np.zeros((0, top_k), np.float32))
+        return concatenate_neighbors([], top_k)
     found = neighbors_by_blocks(
         lambda block: max_sim_scores(queries, block), documents, top_k, _DOCUMENTS_PER_BLOCK
     )
@@ -107,6 +113,10 @@ def max_sim_scores(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray
     scores = np.full((len(queries), len(documents)), -np.inf, np.float32)
     longest = _padded_length(max(map(len, queries)))
     num_queries = max(_QUERY_TOKENS_PER_BATCH // longest, 1)
+    query_batches = [
+        (slice(first, first + num_queries), _pad(queries[first : first + num_queries], longest))
+        for first in range(0, len(queries), num_queries)
+    ]
     groups: dict[int, list[int]] = {}
     for index, document in enumerate(documents):
         groups.setdefault(_padded_length(len(document)), []).append(index)
@@ -115,10 +125,10 @@ def max_sim_scores(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray
         for start in range(0, len(indices), size):
             chosen = indices[start : start + size]
             batch = _pad([documents[index] for index in chosen], length)
-            for first in range(0, len(queries), num_queries):
-                part = queries[first : first + num_queries]
-                found = np.asarray(_max_sim(*_pad(part, longest), *batch))
-                scores[first : first + len(part), chosen] = found[: len(part), : len(chosen)]
+            for rows, padded in query_batches:
+                found = np.asarray(_max_sim(*padded, *batch))
+                size_of_part = len(queries[rows])
+                scores[rows, chosen] = found[:size_of_part, : len(chosen)]
     return scores
 
 

@@ -5,7 +5,6 @@ transformers' pipelines (/tag, /answer, /fill_mask), OpenAI (/v1), and Jina (/v1
 """
 
 import base64
-import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Set
@@ -250,9 +249,7 @@ async def _late_interaction(
     (query,) = await call.compute(
         lambda: service.embed([request.query], role="query", truncate=truncate)
     )
-    query_timings = dataclasses.replace(call.timings)
     documents = await call.compute(lambda: service.embed(texts, truncate=truncate))
-    call.timings.add(query_timings)
     return await call.state.in_thread(lambda: service.scores(query, documents))
 
 

@@ -19,6 +19,7 @@ from bert_jax.models.sentence_encoder.multi_vector import build_multi_vector_enc
 from bert_jax.models.sentence_encoder.sparse import build_sparse_encoder
 from bert_jax.predict.batches import Arrays, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.predict.embedder import choose_prompt
+from bert_jax.predict.sparse_embedder import largest_weights
 from bert_jax.pretrained.embedding_model import (
     MultiVectorModel,
     SparseModel,
@@ -134,16 +135,10 @@ class SparseService(_RetrievalService):
             )
 
         def decode(outputs: Sequence[Arrays]) -> list[list[dict[str, Any]]]:
-            return [self._sparse(output["weights"]) for output in outputs]
+            limit = self._model.config.max_active_dims
+            return [_to_json(*largest_weights(output["weights"], limit)) for output in outputs]
 
         return self._work(self.engines[0], texts, tokens, ("weights",), decode)
-
-    def _sparse(self, vector: np.ndarray) -> list[dict[str, Any]]:
-        indices, limit = np.flatnonzero(vector), self._model.config.max_active_dims
-        if limit is not None and len(indices) > limit:
-            order = np.argsort(-vector[indices], kind="stable")[:limit]
-            indices = np.sort(indices[order])
-        return _to_json(indices, vector[indices])
 
 
 def _to_json(indices: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:

@@ -108,15 +108,6 @@ class Timings:
     num_tokens: int = 0
     num_truncated: int = 0
 
-    def add(self, other: "Timings") -> None:
-        """Adds the times and numbers of another computation of the same request."""
-        self.tokenization += other.tokenization
-        self.queue += other.queue
-        self.inference += other.inference
-        self.num_characters += other.num_characters
-        self.num_tokens += other.num_tokens
-        self.num_truncated += other.num_truncated
-
     def headers(self) -> dict[str, str]:
         """Returns TEI's headers of a response, times in milliseconds, and the truncated texts."""
         total = time.perf_counter() - self.start
@@ -230,16 +221,20 @@ class ServerState:
     async def compute(self, make_work: Callable[[], Work[T]], timings: Timings) -> T:
         """Tokenizes the texts of a request, computes them, and decodes the outputs.
 
+        Adds to `timings`, because a request may compute several times.
+
         Raises:
           RequestError: the inputs are invalid, the queue is full, or the computation failed.
         """
         start = time.perf_counter()
         work = await self.in_thread(make_work)
-        timings.tokenization = time.perf_counter() - start
-        timings.num_characters, timings.num_tokens = work.num_characters, work.num_tokens
-        timings.num_truncated = work.num_truncated
+        timings.tokenization += time.perf_counter() - start
+        timings.num_characters += work.num_characters
+        timings.num_tokens += work.num_tokens
+        timings.num_truncated += work.num_truncated
         for sequence in work.sequences:
             self.metrics.input_length.observe(len(sequence))
         job = await self.batcher.compute(work.engine, work.sequences)
-        timings.queue, timings.inference = job.queue_seconds, job.inference_seconds
+        timings.queue += job.queue_seconds
+        timings.inference += job.inference_seconds
         return await self.in_thread(lambda: work.decode(job.outputs))
