@@ -13,7 +13,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
-from bert_jax.models.layers.config import Activation
+from bert_jax.models.layers.config import Activation, RotaryPositions
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -154,6 +154,26 @@ def read_rope_theta(read: ReadField, default: float) -> float:
     if isinstance(theta, bool) or not isinstance(theta, int | float):
         raise ConfigError(f"rope_parameters.rope_theta is {theta!r}; expected a number")
     return float(theta)
+
+
+def read_rotary_positions(read: ReadField, length: int, theta: float) -> RotaryPositions:
+    """Reads rotary positions with one base for all layers.
+
+    Args:
+      length, theta: `max_position_embeddings` and the base if the file has none.
+
+    Raises:
+      ConfigError: as `read_rope_theta`.
+    """
+    return RotaryPositions(
+        max_position_embeddings=read("max_position_embeddings", length),
+        rope_theta=read_rope_theta(read, read("rope_theta", theta)),
+    )
+
+
+def rope_fields(theta: float) -> dict[str, Any]:
+    """Returns the base of the rotation angles as transformers 5 writes it to config.json."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
 def transformer_fields(config: EncoderConfig, family_format: HuggingFaceFormat) -> dict[str, Any]:

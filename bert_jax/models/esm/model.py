@@ -16,7 +16,7 @@ from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import initializer, layer_norm, output_stddev
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, FeedForward
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import run_layers
+from bert_jax.models.layers.stack import run_layers, with_final_norm
 
 # 80 % of the 15 % of tokens that pretraining predicts are masks. A constant in the original code.
 _PRETRAINING_MASKS = 0.15 * 0.8
@@ -119,10 +119,7 @@ class EsmEncoder(nnx.Module):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        last_hidden_state = self.final_norm(output.last_hidden_state)
-        # The last of the hidden states is the one after the final norm, as in Hugging Face.
-        hidden_states = output.hidden_states and (*output.hidden_states[:-1], last_hidden_state)
-        return EncoderOutput(last_hidden_state, hidden_states, output.attentions)
+        return with_final_norm(output, self.final_norm)
 
     def _embed(
         self,

@@ -22,6 +22,7 @@ from bert_jax.models.huggingface import (
     dense_names,
     read_rope_theta,
     read_transformer_fields,
+    rope_fields,
 )
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
@@ -132,7 +133,7 @@ def _config_fields(config: EuroBertConfig) -> dict[str, Any]:
     return {
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_width,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        **rope_fields(config.rope_theta),
         "classifier_pooling": pooling,
         "attention_bias": False,
         "mlp_bias": False,

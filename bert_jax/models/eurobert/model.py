@@ -16,7 +16,7 @@ from bert_jax.models.layers.linear import layer_norm
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
 from bert_jax.models.layers.pre_norm import PreNormBlock, PreNormDropouts
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import run_layers
+from bert_jax.models.layers.stack import run_layers, with_final_norm
 from bert_jax.models.modernbert.model import PARAMETER_AXES as MODERNBERT_AXES
 
 _LAYER_TYPE = "full_attention"
@@ -78,10 +78,7 @@ class EuroBertEncoder(nnx.Module):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        last_hidden_state = self.final_norm(output.last_hidden_state)
-        # The last of the hidden states is the one after the final norm, as in Hugging Face.
-        hidden_states = output.hidden_states and (*output.hidden_states[:-1], last_hidden_state)
-        return EncoderOutput(last_hidden_state, hidden_states, output.attentions)
+        return with_final_norm(output, self.final_norm)
 
     def token_embeddings(self) -> jax.Array:
         """Returns the table of token embeddings, [V, D]."""

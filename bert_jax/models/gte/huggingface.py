@@ -4,8 +4,6 @@ transformers 5 has a class for it, and writes the tensor names of the code in th
 published first. Both kinds of names are read; exports have the names of the class.
 """
 
-from typing import Any
-
 from bert_jax.models.gte.config import GteConfig
 from bert_jax.models.huggingface import (
     ROTARY_BLOCK,
@@ -16,12 +14,13 @@ from bert_jax.models.huggingface import (
     embedding_names,
     joined_projections,
     norm_names,
-    read_rope_theta,
+    read_rotary_positions,
     read_transformer_fields,
     rename,
+    rope_fields,
     tying_tables,
 )
-from bert_jax.models.layers.config import Activation, RotaryPositions
+from bert_jax.models.layers.config import Activation
 from bert_jax.params.name_table import NameMapping
 
 _DECODER, _LM_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
@@ -71,16 +70,8 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Gt
     return GteConfig(
         **fields,
         hidden_act=activation,
-        positions=RotaryPositions(
-            max_position_embeddings=read("max_position_embeddings", 8192),
-            rope_theta=read_rope_theta(read, read("rope_theta", 160_000.0)),
-        ),
+        positions=read_rotary_positions(read, 8192, 160_000.0),
     )
-
-
-def _config_fields(config: GteConfig) -> dict[str, Any]:
-    theta = config.positions.rope_theta
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
 HUGGING_FACE = HuggingFaceFormat(
@@ -89,7 +80,7 @@ HUGGING_FACE = HuggingFaceFormat(
     fixed_fields={"rope_scaling": None},
     read_config=_read_config,
     model_type=lambda config: "gte",
-    config_fields=_config_fields,
+    config_fields=lambda config: rope_fields(config.positions.rope_theta),
     names=TABLES.names,
     canonical=lambda name: rename(name, "gte", _BARE_NAMES, _OLD_NAMES),
     joined={

@@ -6,7 +6,6 @@ adapters of its five tasks are folders of peft.
 """
 
 import dataclasses
-from typing import Any
 
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
@@ -18,13 +17,14 @@ from bert_jax.models.huggingface import (
     embedding_names,
     joined_projections,
     norm_names,
-    read_rope_theta,
+    read_rotary_positions,
     read_transformer_fields,
     rename,
+    rope_fields,
     tying_tables,
 )
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
-from bert_jax.models.layers.config import Activation, RotaryPositions
+from bert_jax.models.layers.config import Activation
 from bert_jax.params.name_table import NameMapping
 
 _DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
@@ -81,16 +81,8 @@ def _read_config(
     return JinaEmbeddingsV3Config(
         **fields,
         hidden_act=activation,
-        positions=RotaryPositions(
-            max_position_embeddings=read("max_position_embeddings", 8194),
-            rope_theta=read_rope_theta(read, read("rope_theta", 20_000.0)),
-        ),
+        positions=read_rotary_positions(read, 8194, 20_000.0),
     )
-
-
-def _config_fields(config: JinaEmbeddingsV3Config) -> dict[str, Any]:
-    theta = config.positions.rope_theta
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
 HUGGING_FACE = HuggingFaceFormat(
@@ -99,7 +91,7 @@ HUGGING_FACE = HuggingFaceFormat(
     fixed_fields={**FIXED_FIELDS, "rope_scaling": None},
     read_config=_read_config,
     model_type=lambda config: "jina_embeddings_v3",
-    config_fields=_config_fields,
+    config_fields=lambda config: rope_fields(config.positions.rope_theta),
     names=TABLES.names,
     canonical=lambda name: rename(name, "roberta", _BARE_NAMES, _OLD_NAMES),
     joined=joined_projections(".mixer.Wqkv", "weight", "bias"),

@@ -198,3 +198,10 @@ def repeating_span(kinds: Sequence[Hashable]) -> Span:
             if num_compiled < fewest:
                 best, fewest = Span(start, period, repeats), num_compiled
     return best
+
+
+def with_final_norm(output: EncoderOutput, norm: Callable[[jax.Array], jax.Array]) -> EncoderOutput:
+    """Normalizes the last hidden state, also among all hidden states, as in Hugging Face."""
+    last = norm(output.last_hidden_state)
+    hidden_states = output.hidden_states and (*output.hidden_states[:-1], last)
+    return EncoderOutput(last, hidden_states, output.attentions)

@@ -15,7 +15,7 @@ from bert_jax.models.layers.linear import layer_norm
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
 from bert_jax.models.layers.pre_norm import PreNormBlock, PreNormDropouts
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import repeating_span, run_layers
+from bert_jax.models.layers.stack import repeating_span, run_layers, with_final_norm
 from bert_jax.models.modernbert.config import ModernBertConfig
 
 
@@ -90,10 +90,7 @@ class ModernBertEncoder(nnx.Module):
             output_attentions=output_attentions,
             spans=[repeating_span([block.kind for block in self.layers])],
         )
-        last_hidden_state = self.final_norm(output.last_hidden_state)
-        # The last of the hidden states is the one after the final norm, as in Hugging Face.
-        hidden_states = output.hidden_states and (*output.hidden_states[:-1], last_hidden_state)
-        return EncoderOutput(last_hidden_state, hidden_states, output.attentions)
+        return with_final_norm(output, self.final_norm)
 
     def token_embeddings(self) -> jax.Array:
         """Returns the table of token embeddings, [V, D]."""

@@ -19,6 +19,7 @@ from bert_jax.models.huggingface import (
     read_rope_theta,
     read_transformer_fields,
     rename,
+    rope_fields,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, RotaryPositions
@@ -84,9 +85,8 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> No
 
 
 def _config_fields(config: NomicBertConfig) -> dict[str, Any]:
-    theta = config.positions.rope_theta
     return {
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        **rope_fields(config.positions.rope_theta),
         "head_dim": config.hidden_size // config.num_attention_heads,
     }
 
