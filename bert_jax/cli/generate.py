@@ -12,7 +12,7 @@ from bert_jax.config.flags import check_needs, first_given, flag, given, switch
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bert_jax.config.generation import GenerationConfig, UnmaskingConfig
+    from bert_jax.config.generation import Decoding, GenerationConfig, UnmaskingConfig
     from bert_jax.predict.generator import Generator
     from bert_jax.predict.unmasker import Unmasker
 
@@ -82,7 +82,7 @@ class Arguments(TextArguments, ModelArguments):
 def run(args: Arguments) -> None:
     """Prints one JSON line for each text, in order."""
     settings = _settings(args)  # checked before the model is loaded, which takes seconds
-    unmasking = _unmasking_settings(args)
+    unmasking = _unmasking_settings(args, settings.decoding)
     from bert_jax.runs.progress import LiveLine
 
     generate = _generator(args, settings, unmasking)
@@ -129,18 +129,15 @@ def _generator(
     return Generator(model, settings) if is_seq2seq else Unmasker(model, unmasking)
 
 
-def _unmasking_settings(args: Arguments) -> "UnmaskingConfig":
+def _unmasking_settings(args: Arguments, decoding: "Decoding") -> "UnmaskingConfig":
     """Returns the settings for an encoder; ConfigError for a value out of range."""
     from bert_jax.config.generation import Greedy, Sampling, UnmaskingConfig
 
-    decoding: Greedy | Sampling = Greedy()
-    if args.sample:
-        decoding = Sampling(**given(args, *_SAMPLING))
     return UnmaskingConfig(
         num_tokens=args.max_new_tokens,
         num_steps=args.steps,
         order=args.order,
-        decoding=decoding,
+        decoding=decoding if isinstance(decoding, Sampling) else Greedy(),
     )
 
 

@@ -49,7 +49,7 @@ def softmax_logits(u: jax.Array, v: jax.Array, kernel: jax.Array, bias: jax.Arra
       kernel: float32 [3 E, C].
       bias: float32 [C].
     """
-    return matmul(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1), kernel) + bias
+    return linear_layer(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1), kernel, bias)
 
 
 def cosine_similarity_loss(u: jax.Array, v: jax.Array, scores: jax.Array) -> jax.Array:
@@ -212,6 +212,15 @@ def linear_layer(vectors: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.
       bias: float32 [F].
     """
     return matmul(vectors, kernel) + bias
+
+
+def own_dot_products(vectors: jax.Array) -> jax.Array:
+    """Computes the dot products of the first vector of an example with its others, [B, A - 1].
+
+    Args:
+      vectors: float32 [B, A, E].
+    """
+    return jnp.sum(vectors[:, :1] * vectors[:, 1:], axis=-1)
 
 
 def truncate(vectors: jax.Array, dim: int) -> jax.Array:

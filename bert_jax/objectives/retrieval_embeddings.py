@@ -33,7 +33,12 @@ from bert_jax.objectives.base import (
     TrainedModel,
     masked_lm_flops,
 )
-from bert_jax.objectives.embedding_losses import ranking_loss, score_distillation_loss
+from bert_jax.objectives.embedding_losses import (
+    matmul,
+    own_dot_products,
+    ranking_loss,
+    score_distillation_loss,
+)
 from bert_jax.objectives.sentence_embeddings import encode_in_chunks
 from bert_jax.params.functional import Params
 
@@ -223,11 +228,10 @@ def splade_loss(
         "document_active_dims": _active_dims(documents),
     }
     if loss.distillation is not None:
-        scores = jnp.sum(queries[:, None] * vectors_BAV[:, 1:], axis=-1)
+        scores = own_dot_products(vectors_BAV)
         losses = score_distillation_loss(loss.distillation, scores, batch[TEACHER_SCORES])
     else:
-        products = jnp.matmul(queries, documents.T, precision=jax.lax.Precision.HIGHEST)
-        logits = loss.scale * products
+        logits = loss.scale * matmul(queries, documents.T)
         losses, metrics = ranking_loss(logits), {"accuracy": _accuracy(logits), **metrics}
     weights = loss.query_regularizer_weight, loss.document_regularizer_weight
     flops = flops_regularization(queries), flops_regularization(documents)

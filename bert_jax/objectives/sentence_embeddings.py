@@ -50,6 +50,7 @@ from bert_jax.objectives.embedding_losses import (
     guided_ranking_logits,
     linear_layer,
     mse_loss,
+    own_dot_products,
     pairwise_angle,
     pairwise_cosine,
     ranking_logits,
@@ -338,7 +339,7 @@ def _single_loss(
         case EmbedDistillLoss(distance=distance):
             values = embed_distill_loss(first, batch["teacher_vectors"], distance)
         case MarginMSELoss() | DistillKLDivLoss():
-            scores = jnp.sum(first[:, None] * vectors_BAE[:, 1:], axis=-1)
+            scores = own_dot_products(vectors_BAE)
             values = score_distillation_loss(loss, scores, batch["label_logits"])
     return jnp.sum(values), metrics
 
