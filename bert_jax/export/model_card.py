@@ -19,6 +19,7 @@ from bert_jax.models.heads.config import TaskHead, class_labels, label_threshold
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
 from bert_jax.report.html import format_value, humanize
+from bert_jax.report.run_data import tokens_read
 from bert_jax.runs import run_folder
 from bert_jax.runs.metrics import FILE as METRICS_FILE
 from bert_jax.runs.metrics import TRAIN, read_metrics
@@ -235,16 +236,6 @@ def _corpus_section(folder: str) -> str:
     return table(("prepared corpus", "value"), rows.items())
 
 
-def _tokens_read(phases: Sequence[Mapping[str, Any]], step: int) -> int:
-    """Returns the tokens of all sequences up to a step."""
-    tokens = 0
-    for phase in phases:
-        updates = min(step, phase["steps"])
-        tokens += updates * phase["batch_size"] * phase["seq_length"]
-        step -= updates
-    return tokens
-
-
 def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
     train = config["train"]
     optimizer, schedule = train["optimizer"], train["schedule"]
@@ -260,7 +251,7 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
         f"to {schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then decay "
         f"to 0; {gradient_clipping(train)}"
     )
-    lines.append(f"- {_tokens_read(train['phases'], run.step):,} tokens read, padding included")
+    lines.append(f"- {tokens_read(train['phases'], run.step):,} tokens read, padding included")
     if without := config["data"].get("without"):
         lines.append(f"- without the documents of `{without}` (`data.without`)")
     if config.get("init_from"):

@@ -139,3 +139,17 @@ def nested(values: Any, *names: str) -> Any:
     for name in names:
         values = values.get(name) if isinstance(values, Mapping) else None
     return values
+
+
+def tokens_read(phases: Sequence[Mapping[str, Any]], step: int) -> int:
+    """Returns the tokens of all sequences of a run up to a step, padding included.
+
+    Args:
+      phases: `train.phases` of the config of the run, as JSON values.
+    """
+    tokens = 0
+    for phase in phases:
+        updates = min(step, phase["steps"])
+        tokens += updates * phase["batch_size"] * phase["seq_length"]
+        step -= updates
+    return tokens

@@ -30,7 +30,7 @@ from bert_jax.report.html import (
     section,
     table,
 )
-from bert_jax.report.run_data import Row, RunData, nested, read_run
+from bert_jax.report.run_data import Row, RunData, nested, read_run, tokens_read
 from bert_jax.report.svg_charts import Series, evenly_spaced, line_chart
 from bert_jax.report.task_report import report_sections, results_table, tasks_of
 from bert_jax.runs import attempt_log, metrics, run_folder
@@ -345,11 +345,7 @@ def _data(run: RunData) -> dict[str, Any]:
 
 def _updates(run: RunData) -> str:
     phases = nested(run.config, "train", "phases") or ()
-    steps_left, tokens = run.last_step, 0
-    for phase in phases:
-        steps = min(phase["steps"], steps_left)
-        tokens += steps * phase["batch_size"] * phase["seq_length"]
-        steps_left -= steps
+    tokens = tokens_read(phases, run.last_step)
     text = f"{run.last_step:,} of {run.total_steps:,}" if phases else f"{run.last_step:,}"
     # Batches of fine-tuning are shorter than the maximum length.
     return f"{text}, {tokens:,} tokens including padding" if tokens and run.is_pretraining else text
