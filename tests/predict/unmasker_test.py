@@ -116,7 +116,9 @@ def test_impossible_texts_and_models_are_refused(model, tmp_path):
     assert len(write("the man").token_ids) == 18
     with pytest.raises(UserError, match=r"text 'the man a' has 21 tokens with the new ones, but"):
         write("the man a")
-    with pytest.raises(UserError, match=r"no \[MASK\] in the text 'the man', and no new tokens are r"):
+    with pytest.raises(
+        UserError, match=r"no \[MASK\] in the text 'the man', and no new tokens are r"
+    ):
         Unmasker(model, UnmaskingConfig(num_tokens=0))("the man")
     assert write([]) == []
     assert repr(write) == "<Unmasker small model: 16 new tokens, steps: one step for each token>"

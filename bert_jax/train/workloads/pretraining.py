@@ -204,12 +204,13 @@ def data_of_phase(data: PretrainingData, phase: Phase) -> PretrainingData:
 def _copy_or_check_list(source: Path, copy: Path) -> None:
     """Copies a list of documents into the run folder, or compares it with the copy there."""
     content = source.read_bytes()
-    if copy.exists() and copy.read_bytes() != content:
+    if not copy.exists():
+        atomic_write(copy, content)
+    elif copy.read_bytes() != content:
         raise UserError(
             f"{source}: differs from {copy}, the documents that this run has not read so far; "
             f"set data.without to {copy}, or choose another run folder"
         )
-    atomic_write(copy, content)
 
 
 def _describe_corpus(path: str, manifest: Manifest) -> str:
