@@ -5,8 +5,8 @@ The compiled loops over tokens come first, then `Generator`, which tokenizes and
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from bert_jax.config.generation import (
     Greedy,
     Sampling,
 )
-from bert_jax.errors import ConfigError, UserError, require_list_of_texts
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.encoder import EncoderDecoderConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_encoder_decoder_network
@@ -31,6 +31,7 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.predict.batches import compute_in_order, padded_batches
+from bert_jax.predict.text_writer import Generated, TextWriter, with_text_indices
 from bert_jax.pretrained.load import AnyModel, LoadedCausalLM, require_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 from bert_jax.text.tokenizer import Tokenizer
@@ -412,25 +413,12 @@ def _take_beams(values: jax.Array, indices_BK: jax.Array) -> jax.Array:
 logger = logging.getLogger(__name__)
 
 
-class Generated(NamedTuple):
-    """Holds a generated text.
-
-    Attributes:
-      text: without special tokens.
-      token_ids: with the end token, if the text has ended.
-      is_complete: whether the text has ended, and was not cut at the largest length.
-    """
-
-    text: str
-    token_ids: list[int]
-    is_complete: bool
-
-
-class Generator:
+class Generator(TextWriter):
     """Generates texts: `Generator(load_seq2seq("t5-small"))("translate ...")`.
 
-    One program is compiled for each shape of a batch: lengths of sources are padded to powers of
-    two, and so are numbers of texts on each device.
+    An empty source has an empty text. Longer sources than `max_source_tokens` are truncated, with a
+    warning. One program is compiled for each shape of a batch: lengths of sources are padded to
+    powers of two, and so are numbers of texts on each device.
     """
 
     def __init__(
@@ -482,38 +470,7 @@ class Generator:
         decoding = type(self._settings.decoding).__name__
         return f"<Generator {self._path}: {decoding}, {self._settings.max_new_tokens} new tokens>"
 
-    @overload
-    def __call__(self, texts: str) -> Generated: ...
-
-    @overload
-    def __call__(
-        self,
-        texts: list[str] | tuple[str, ...],
-        on_progress: Callable[[int], None] | None = None,
-        first_index: int = 0,
-    ) -> list[Generated]: ...
-
-    def __call__(
-        self,
-        texts: str | Sequence[str],
-        on_progress: Callable[[int], None] | None = None,
-        first_index: int = 0,
-    ) -> Generated | list[Generated]:
-        """Generates a text for one source, or for each source of a list.
-
-        An empty source has an empty text. Longer sources than `max_source_tokens` are truncated,
-        with a warning.
-
-        Args:
-          on_progress: called after each batch with the number of texts that it had.
-          first_index: the index of the first text, from which sampling derives random numbers.
-        """
-        if isinstance(texts, str):
-            return self._generate_texts([texts], None, first_index)[0]
-        require_list_of_texts(texts)
-        return self._generate_texts(texts, on_progress, first_index)
-
-    def _generate_texts(
+    def _write(
         self,
         texts: Sequence[str],
         on_progress: Callable[[int], None] | None,
@@ -531,14 +488,8 @@ class Generator:
             num_shards=1 if self._mesh is None else num_batch_shards(self._mesh),
         )
 
-        def with_text_indices() -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-            for rows, batch in batches:
-                text_indices = np.zeros(len(batch["input_ids"]), np.int32)
-                text_indices[: len(rows)] = [first_index + indices[row] for row in rows]
-                yield rows, {**batch, "text_indices": text_indices}
-
         outputs = compute_in_order(
-            with_text_indices(),
+            with_text_indices(batches, [first_index + index for index in indices]),
             self._generate,
             len(indices),
             lambda rows: None if on_progress is None else on_progress(len(rows)),

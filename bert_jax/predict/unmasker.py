@@ -7,14 +7,14 @@ masks the others again. The number of tokens of a step is the same up to one.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config.generation import Sampling, UnmaskingConfig
-from bert_jax.errors import UserError, require_list_of_texts
+from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.heads.modules import gather_positions
@@ -26,7 +26,8 @@ from bert_jax.predict.batches import (
     params_to_device,
 )
 from bert_jax.predict.checks import shown_text
-from bert_jax.predict.generator import Generated, cut_to_likely
+from bert_jax.predict.generator import cut_to_likely
+from bert_jax.predict.text_writer import Generated, TextWriter, with_text_indices
 from bert_jax.pretrained.load import AnyModel, require_encoder, require_masked_lm, require_tokenizer
 
 _ORDER = 1 << 20
@@ -123,11 +124,14 @@ def _keys(
     return jax.vmap(keys_of_text)(text_indices, positions_BP)
 
 
-class Unmasker:
+class Unmasker(TextWriter):
     """Writes texts with an encoder: `Unmasker(load_model("runs/diffusion"))("Once upon a time")`.
 
-    Masks in a text become tokens, and so do the masks that are added after it. One program is
-    compiled for each shape of a batch.
+    Masks in a text become tokens, and so do the masks that are added after it; an empty text is
+    written from nothing. The result contains the given text as well. It is always complete, because
+    its length is given. A text must fit the model with its masks, and have at least one.
+
+    One program is compiled for each shape of a batch.
     """
 
     def __init__(
@@ -154,40 +158,6 @@ class Unmasker:
         steps = "one step for each token" if settings.num_steps is None else settings.num_steps
         return f"<Unmasker {self._path}: {settings.num_tokens} new tokens, steps: {steps}>"
 
-    @overload
-    def __call__(self, texts: str) -> Generated: ...
-
-    @overload
-    def __call__(
-        self,
-        texts: list[str] | tuple[str, ...],
-        on_progress: Callable[[int], None] | None = None,
-        first_index: int = 0,
-    ) -> list[Generated]: ...
-
-    def __call__(
-        self,
-        texts: str | Sequence[str],
-        on_progress: Callable[[int], None] | None = None,
-        first_index: int = 0,
-    ) -> Generated | list[Generated]:
-        """Continues one text, or each text of a list; an empty text is written from nothing.
-
-        The result contains the given text as well. It is always complete, because its length is
-        given.
-
-        Args:
-          on_progress: called after each batch with the number of texts that it had.
-          first_index: the index of the first text, from which random numbers are derived.
-
-        Raises:
-          UserError: a text with its masks is too long for the model, or a text has no mask.
-        """
-        if isinstance(texts, str):
-            return self._write([texts], None, first_index)[0]
-        require_list_of_texts(texts)
-        return self._write(texts, on_progress, first_index)
-
     def _write(
         self,
         texts: Sequence[str],
@@ -199,14 +169,8 @@ class Unmasker:
             self._encode(texts), pad_id=tokenizer.pad_id, max_length=self._config.max_length
         )
 
-        def with_text_indices():
-            for rows, batch in batches:
-                text_indices = np.zeros(len(batch["input_ids"]), np.int32)
-                text_indices[: len(rows)] = [first_index + row for row in rows]
-                yield rows, {**batch, "text_indices": text_indices}
-
         outputs = compute_in_order(
-            with_text_indices(),
+            with_text_indices(batches, range(first_index, first_index + len(texts))),
             self._compute,
             len(texts),
             lambda rows: None if on_progress is None else on_progress(len(rows)),
