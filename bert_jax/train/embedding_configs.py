@@ -4,10 +4,12 @@ import dataclasses
 import string
 
 from bert_jax.config.sentence_embeddings import (
+    AdaptiveLayerLoss,
     EmbedDistillLoss,
     MaxSimRankingLoss,
     SentenceLoss,
     SpladeLoss,
+    layer_loss,
 )
 from bert_jax.errors import ConfigError
 from bert_jax.models.encoder import EncoderConfig
@@ -62,8 +64,11 @@ def choose_embedding_config(
                 "one dense vector for each text; remove --pooling"
             )
         config = dataclasses.replace(config, pooling=(pooling,))
-    if isinstance(loss, EmbedDistillLoss) and loss.projection_size is None:
-        loss = _with_projection(loss, config, loaded.config.hidden_size)
+    of_layer = layer_loss(loss)
+    if isinstance(of_layer, EmbedDistillLoss) and of_layer.projection_size is None:
+        of_layer = _with_projection(of_layer, config, loaded.config.hidden_size)
+        is_adaptive = isinstance(loss, AdaptiveLayerLoss)
+        loss = dataclasses.replace(loss, loss=of_layer) if is_adaptive else of_layer
     if has_static_queries:
         if not isinstance(config, SparseEncoderConfig) or not isinstance(loss, SpladeLoss):
             raise ConfigError("static queries belong to sparse models; expected --loss splade")

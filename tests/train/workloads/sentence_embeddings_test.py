@@ -15,6 +15,7 @@ from bert_jax.__main__ import main
 from bert_jax.apps.plan.inputs import make_inputs
 from bert_jax.apps.testing.models import WORDS, small_config, small_model
 from bert_jax.config.sentence_embeddings import (
+    AdaptiveLayerLoss,
     ContrastiveLoss,
     CoSENTLoss,
     EmbedDistillLoss,
@@ -261,6 +262,28 @@ def test_vectors_of_another_size_are_learned_with_a_layer_for_training(folder):
     params, _, _ = restore_params(folder / "projected/checkpoints", None)
     assert paths.flatten(params)["teacher_projection/kernel"].shape == (8, 16)
     assert load_encoder(folder / "projected").sentence_head["dense"]["0"]["kernel"].shape == (16, 8)
+
+
+def test_a_loss_over_all_layers_gets_the_layer_to_the_size_of_the_teacher(folder):
+    layers = SentenceEncoderConfig(modules=(Dense(in_features=16, out_features=8),))
+    texts = TextFile(path=f"{folder}/train.csv", texts=("first",))
+    loss = AdaptiveLayerLoss(loss=EmbedDistillLoss(teacher=f"{folder}/model"), kl_div_weight=2.0)
+    experiment = sentence_embedding_experiment(
+        texts,
+        f"{folder}/model",
+        loss,
+        sentence_encoder=layers,
+        batch_size=16,
+        max_length=8,
+        epochs=2,
+        learning_rate=5e-3,
+    )
+    projected = dataclasses.replace(loss.loss, projection_size=16)
+    assert getattr(experiment.objective, "loss", None) == dataclasses.replace(loss, loss=projected)
+    with one_device_mesh():
+        assert run(experiment, folder / "adaptive") == 0
+    losses = [each["loss"] for each in read_metrics(folder / "adaptive/metrics.jsonl")]
+    assert losses[-1] < losses[0]
 
 
 def test_errors_name_the_file_and_the_line(tmp_path):
