@@ -29,7 +29,9 @@ def measures(
         found[BLIMP] = minimal_pairs(blimp)
     if task is not None:
         words = shlex.split(task)
-        found[Column(name=words[0].replace("/", " "), percent=True)] = fine_tuning(words, metric)
+        # "columns" says nothing of the user's own table.
+        name = metric if words[0] == "columns" else words[0].replace("/", " ")
+        found[Column(name=name, percent=True)] = fine_tuning(words, metric)
     return found
 
 

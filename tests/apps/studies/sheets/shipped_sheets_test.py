@@ -17,6 +17,7 @@ from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.recipes import shipped_recipes
 
 TUNING = ["model=exported", "task=glue/rte"]
+RETRIEVAL = ["model=m", "pairs=p.jsonl", "texts=a,b", "judged=j.jsonl", "collection=squad:s.json"]
 TASK = ["train=t.tsv", "dev=d.tsv", "text=text", "label=label"]
 
 
@@ -31,6 +32,8 @@ def arguments(name: str, corpus: Path) -> list[str]:
         for number in range(8):
             (text / f"more-{number}.txt").write_text("One sentence. And one more.\n")
         return [f"text={text}/*.txt", f"tokenizer={corpus}", f"heldout={corpus}"]
+    if name == "retrieval":
+        return RETRIEVAL
     found = [f"corpus={corpus}", *(() if name == "tuning" else (f"heldout={corpus}",))]
     return found + {"growth": ["blimp=*.jsonl"], "textbook": TASK, "tuning": TUNING}.get(name, [])
 
