@@ -12,6 +12,12 @@ from typing import Any
 
 from bert_jax.config.config_lib import flatten, to_json
 from bert_jax.config.tuning import TuningConfig
+from bert_jax.data.corpus.contamination.found_items import (
+    ITEMS_FILE,
+    NOT_SEARCHABLE,
+    ItemRow,
+    read_item_rows,
+)
 from bert_jax.errors import UserError
 from bert_jax.io.json_io import read_json_object
 from bert_jax.models.families import format_of
@@ -192,6 +198,7 @@ def run_sections(run: RunCheckpoint) -> list[str]:
     sections = []
     if config["data"]["type"] == "PretrainingData":
         sections += ["## Training data", _data_section(config["data"])]
+        sections += _evaluation_sets_sections(run.folder)
         sections += ["## Training", "\n".join(_training_lines(config, run))]
     if run.config["data"]["type"] == "FineTuningData":
         sections += model_card_sections(run)
@@ -228,12 +235,40 @@ def _corpus_section(folder: str) -> str:
         counts, dropped = manifest["counts"], manifest["dropped"]
     except (UserError, KeyError):
         return f"Prepared corpus `{folder}` (its manifest could not be read at export)."
-    rows: dict[str, Any] = {f"source: {k}": _abbreviate(v) for k, v in manifest["source"].items()}
+    source = manifest["source"]
+    curation = source.pop("curation", {})
+    rows: dict[str, Any] = {f"source: {k}": _abbreviate(v) for k, v in source.items()}
+    rows |= {f"curation: {name}": f"{count:,}" for name, count in curation.items()}
     rows |= {name.replace("_", " "): f"{value:,}" for name, value in counts.items()}
     rows |= {f"dropped: {reason}": f"{count:,}" for reason, count in dropped.items()}
     rows |= {"fingerprint": manifest["fingerprint"]}
     rows |= {"vocabulary": manifest["tokenizer_fingerprint"]}
     return table(("prepared corpus", "value"), rows.items())
+
+
+def _evaluation_sets_sections(folder: Path) -> list[str]:
+    """Returns a heading and a table of the evaluation sets that the corpus was searched for."""
+    if not (folder / ITEMS_FILE).is_file():
+        return []
+    try:
+        items = read_item_rows(folder)
+    except UserError as error:  # the card is useful without them, too
+        return ["## Evaluation data in the corpus", f"It could not be read at export: {error}"]
+    sets: dict[str, list[ItemRow]] = {}
+    for item in items:
+        sets.setdefault(f"{item.set_name} {item.split}", []).append(item)
+    rows = [
+        (
+            name,
+            f"{len(each):,}",
+            f"{sum(item.rule not in NOT_SEARCHABLE for item in each):,}",
+            f"{sum(item.input_documents > 0 for item in each):,}",
+            f"{sum(item.removed_documents > 0 for item in each):,}",
+        )
+        for name, each in sets.items()
+    ]
+    header = ("evaluation set", "items", "searched", "in the corpus", "removed from the corpus")
+    return ["## Evaluation data in the corpus", table(header, rows)]
 
 
 def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:

@@ -110,9 +110,7 @@ def get_config(
     )
 
 
-def _columns(
-    command: tuple[str, ...], row: str, fused: str | None = None
-) -> dict[str, Evaluation]:
+def _columns(command: tuple[str, ...], row: str, fused: str | None = None) -> dict[str, Evaluation]:
     """Returns the evaluations of a system: its row and the fused one in the results."""
     keys = {
         _FOUND.name: (row, "ndcg@10"),

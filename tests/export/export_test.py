@@ -11,6 +11,7 @@ import pytest
 from bert_jax.apps.testing.models import small_config, small_model, write_run
 from bert_jax.config.objectives import Pretraining
 from bert_jax.data.corpus.manifest import CorpusCounts, Manifest, write_manifest
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import UserError
 from bert_jax.export.export import export, sample_batch
 from bert_jax.interop import huggingface
@@ -28,6 +29,7 @@ from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.tasks.classification import SequenceClassification
+from tests.helpers.contamination import write_item_rows
 
 
 @pytest.fixture
@@ -231,7 +233,11 @@ def test_model_card_describes_the_run(model, tmp_path):
     run = write_run(tmp_path / "run", model)
     assert model.tokenizer
     manifest = Manifest(
-        source={"kind": "text files", "patterns": ["books/*.txt"]},
+        source={
+            "kind": "text files",
+            "patterns": ["books/*.txt"],
+            "curation": {"documents read": 2000, "documents removed: too short": 766},
+        },
         task=None,
         settings={},
         counts=CorpusCounts(documents=1234, tokens=5_000_000),
@@ -245,6 +251,9 @@ def test_model_card_describes_the_run(model, tmp_path):
     )
     (run / "prepared").mkdir()
     write_manifest(run / "prepared", manifest)
+    questions = tuple(TextExample(id=each, text=f"question {each}") for each in "01")
+    task = Task(name="t", kind="classification", labels=(), metrics=(), splits={"dev": questions})
+    write_item_rows(run, task, "dev", {"0"})
     rows = [
         {"split": "train", "step": 10, "phase": "length-16", "seconds": 1.5, "loss": 6.125},
         {"split": "train", "step": 15, "phase": "length-16", "seconds": 2.5, "loss": 1.5},
@@ -261,6 +270,8 @@ def test_model_card_describes_the_run(model, tmp_path):
         "| documents | 1,234 |",
         "| tokens | 5,000,000 |",
         "| dropped: too short | 7 |",
+        "| curation: documents removed: too short | 766 |",
+        "| t dev | 2 | 2 | 1 | 0 |",
         "| mlm_loss | 5.25 |",
         "| loss | 6.125 |",
         "| bert_jax | 0.1.0 |",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.contamination.found_items import copy_items_of_files
+from bert_jax.data.corpus.contamination.found_items import copy_items_of_files, curation_counts
 from bert_jax.data.corpus.manifest import (
     CorpusCounts,
     CorpusShard,
@@ -330,8 +330,9 @@ def finalize_corpus(folder: Path, plan: PreparePlan, shards: Sequence[CorpusShar
     if not counts.documents:
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(dropped.items())) or "none read"
         raise UserError(f"the corpus has no documents to train on; dropped: {reasons}")
+    curation = curation_counts(plan.source_paths)
     manifest = Manifest(
-        source=plan.source,
+        source=plan.source | ({"curation": curation} if curation else {}),
         task=plan.task,
         settings=plan.settings,
         counts=counts,

@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.apps.curate.curate import curate
+from bert_jax.apps.curate.exact_duplicates import ExactDuplicates
+from bert_jax.apps.curate.plan import CurationConfig, Source
 from bert_jax.apps.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.data.corpus.contamination.found_items import ITEMS_FILE, FoundItems
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, Manifest, read_manifest
@@ -124,6 +127,31 @@ def test_items_found_by_curation_are_copied(tmp_path, vocabulary, caplog):
     write_text(tmp_path / "more")
     _prepare(tmp_path, vocabulary, files="[tm]*/*.txt", output=str(tmp_path / "both"))
     assert not (tmp_path / "both" / ITEMS_FILE).exists()
+
+
+def test_manifest_says_what_curation_removed(tmp_path, vocabulary):
+    pytest.importorskip("pyarrow")
+    write_text(tmp_path / "text")
+    shutil.copy(tmp_path / "text" / "0000.txt", tmp_path / "text" / "copy.txt")
+    source = Source(name="web", files=TextFiles(str(tmp_path / "text" / "*.txt")))
+    curation = CurationConfig(sources=(source,), steps=(ExactDuplicates(),))
+    curate(curation, tmp_path / "curated", num_workers=1)
+    shards = "curated/documents-*.jsonl.gz"
+    manifest = _prepare(tmp_path, vocabulary, files=shards)
+    assert manifest.counts.documents == 40
+    expected = {"documents read": 41, "documents removed: duplicate document": 1}
+    assert read_manifest(tmp_path / "prepared").source["curation"] == expected
+    raw = _prepare(tmp_path, vocabulary, files="text/*.txt", output=str(tmp_path / "raw"))
+    assert "curation" not in raw.source
+    # The counts are those of all shards.
+    (tmp_path / "curated" / "documents-00001-of-00002.jsonl.gz").touch()
+    shards = shards.replace("*", "00000-*")
+    part = _prepare(tmp_path, vocabulary, files=shards, output=str(tmp_path / "part"))
+    assert "curation" not in part.source
+    (tmp_path / "curated" / "documents-00001-of-00002.jsonl.gz").unlink()
+    (tmp_path / "curated" / "manifest.json").write_text('{"counts": 3}')
+    with pytest.raises(UserError, match="not the manifest of a curated corpus"):
+        _prepare(tmp_path, vocabulary, files=shards, output=str(tmp_path / "damaged"))
 
 
 def test_units_are_contiguous_balanced_and_never_empty():

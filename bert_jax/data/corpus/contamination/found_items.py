@@ -12,6 +12,7 @@ to the folders that they are exported to.
 import dataclasses
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +22,14 @@ from bert_jax.data.corpus.contamination.items import item_of_example
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.io.atomic_io import atomic_path, make_folder
+from bert_jax.io.json_io import read_json_object
 
 SUMMARY_FILE = "contamination.json"
 MATCHES_FILE = "contamination.parquet"
 DOCUMENTS = "documents-{}.jsonl.gz"
 """The name of a shard of a curated corpus, with its number."""
 ITEMS_FILE = "contamination-items.parquet"
+MANIFEST_FILE = "manifest.json"
 
 SearchRule = Literal[
     "13-grams", "whole text", "with another text", "too short", "common phrase", "no words"
@@ -231,7 +234,7 @@ def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
     the items of all shards; this logs a warning.
     """
     paths = [Path(file) for file in files]
-    folders = sorted({path.parent for path in paths})
+    folders = _folders_of(files)
     for folder in folders:
         if not (folder / ITEMS_FILE).is_file():
             return False
@@ -245,6 +248,41 @@ def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
             )
             return False
     return copy_items(folders, target)
+
+
+def _folders_of(files: Sequence[str]) -> list[Path]:
+    return sorted({Path(file).parent for file in files})
+
+
+def curation_counts(files: Sequence[str]) -> dict[str, int]:
+    """Returns what `bert-jax curate` did to the documents of the curated corpora that files are of.
+
+    Returns:
+      "documents read", "documents removed: REASON" and "lines removed: REASON" -> their number; {}
+      if the files are not all shards of curated corpora.
+
+    Raises:
+      UserError: a manifest of a curated corpus is damaged.
+    """
+    total = Counter[str]()
+    for folder in _folders_of(files):
+        shards = {*map(str, folder.glob(DOCUMENTS.format("*")))}
+        if not (folder / MANIFEST_FILE).is_file() or not shards or shards - {*files}:
+            return {}
+        manifest = read_json_object(folder / MANIFEST_FILE)
+        try:
+            total["documents read"] += manifest["counts"]["documents"]
+            for reasons in manifest["counts"]["dropped"].values():
+                for reason, count in reasons.items():
+                    total[f"documents removed: {reason}"] += count
+            for reason, count in manifest["removed_lines"].items():
+                total[f"lines removed: {reason}"] += count
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{folder / MANIFEST_FILE}: not the manifest of a curated corpus; run `bert-jax "
+                "curate` again"
+            ) from None
+    return dict(total)
 
 
 # Copied, not linked: the input may be deleted, and what is fine-tuned from a model still has to
