@@ -2,7 +2,7 @@
 
     bert-jax sheet retrieval --output runs/retrieval \\
         --arg model=exported pairs=triples.jsonl texts=anchor,positive,negative \\
-              judged=judged.jsonl collection=squad:dev-v1.1.json
+              relevance=relevance.jsonl collection=squad:dev-v1.1.json
 
 All heads start from the same encoder with a masked-LM head and are trained on the same questions
 and texts. BM25 needs no training. The cross-encoder orders the first texts that BM25 finds. Heads
@@ -29,7 +29,7 @@ def get_config(
     model: str,
     pairs: str,
     texts: str,
-    judged: str,
+    relevance: str,
     collection: str,
     dense_epochs: float = 1.0,
     sparse_epochs: float = 1.0,
@@ -46,7 +46,7 @@ def get_config(
       model: an encoder with a masked-LM head.
       pairs: a file with questions and relevant texts.
       texts: its columns, separated by commas: question, relevant text, others.
-      judged: a file with the columns query, text and relevant, for the cross-encoder.
+      relevance: a file with the columns query, text and relevant, for the cross-encoder.
       collection: DATA of `bert-jax search evaluate`.
       dense_epochs, sparse_epochs, multi_vector_epochs, reranker_epochs: of each head.
       batch_size: of all heads.
@@ -67,10 +67,10 @@ def get_config(
         )
         for name, (loss, learning_rate, _) in _HEADS.items()
     }
-    judged_columns = ("--text", "query", "--text-pair", "text", "--label", "relevant")
+    relevance_columns = ("--text", "query", "--text-pair", "text", "--label", "relevant")
     models["cross-encoder"] = Make(
         command=(
-            *("finetune", "columns", "--train", judged, *judged_columns, "--kind", "ranking"),
+            *("finetune", "columns", "--train", relevance, *relevance_columns, "--kind", "ranking"),
             *(*training, str(reranker_epochs), "--learning-rate", "5e-5"),
         )
     )

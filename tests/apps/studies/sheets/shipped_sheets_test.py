@@ -17,7 +17,13 @@ from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.recipes import shipped_recipes
 
 TUNING = ["model=exported", "task=glue/rte"]
-RETRIEVAL = ["model=m", "pairs=p.jsonl", "texts=a,b", "judged=j.jsonl", "collection=squad:s.json"]
+RETRIEVAL = [
+    "model=m",
+    "pairs=p.jsonl",
+    "texts=a,b",
+    "relevance=j.jsonl",
+    "collection=squad:s.json",
+]
 TASK = ["train=t.tsv", "dev=d.tsv", "text=text", "label=label"]
 
 
