@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 from bert_jax.config import config_lib
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop.sentence_folder import EmbeddingKind
-from bert_jax.models.sentence_encoder.config import PoolingMode
+from bert_jax.models.sentence_encoder.config import PoolingMode, TextRole
 from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
@@ -24,9 +24,6 @@ from bert_jax.pretrained.embedding_model import (
 )
 from bert_jax.pretrained.load import AnyModel, LoadedModel, require_encoder
 from bert_jax.tasks.metrics.vectors import normalize_vectors
-
-_QUERY_PROMPTS = ("query",)
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 class EncoderId(NamedTuple):
@@ -87,6 +84,7 @@ class EmbedderEncoder:
     the model's prompt "query", and documents "document", "passage" or "corpus", if there are any.
 
     Attributes:
+      embedder: embeds texts of both roles.
       num_truncated: number of documents so far that are longer than `max_length` tokens.
     """
 
@@ -102,20 +100,17 @@ class EmbedderEncoder:
           UserError: as `Embedder`; or vectors of the model are compared by a distance.
         """
         sentence_model = sentence_model_of(require_encoder(model, "embed"))
-        self._embed = Embedder(sentence_model, pooling=pooling)
-        config = self._embed.config
+        self.embedder = Embedder(sentence_model, pooling=pooling)
+        config = self.embedder.config
         if config.similarity not in ("cosine", "dot"):
             raise UserError(
                 f"{model.path}: the similarity of the model is {config.similarity!r}; search "
                 "supports 'cosine' and 'dot'"
             )
         self._is_normalized = config.similarity == "cosine"
-        names = [prompt.name for prompt in config.prompts]
-        self._query_prompt = next((name for name in _QUERY_PROMPTS if name in names), None)
-        self._document_prompt = next((name for name in _DOCUMENT_PROMPTS if name in names), None)
         digests = paths.fingerprint(sentence_model.params), config_lib.fingerprint(config)
         self.id = EncoderId(model.path, "-".join(digests), pooling)
-        self.max_length, self.num_truncated = self._embed.max_length, 0
+        self.max_length, self.num_truncated = self.embedder.max_length, 0
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of documents, float32 [n, D].
@@ -123,7 +118,7 @@ class EmbedderEncoder:
         Raises:
           UserError: a vector is not finite.
         """
-        vectors, num_truncated = self._encode(texts, self._document_prompt)
+        vectors, num_truncated = self._encode(texts, "document")
         self.num_truncated += num_truncated
         return vectors
 
@@ -133,11 +128,12 @@ class EmbedderEncoder:
         Raises:
           UserError: a vector is not finite.
         """
-        return self._encode(texts, self._query_prompt)[0]
+        return self._encode(texts, "query")[0]
 
-    def _encode(self, texts: Sequence[str], prompt_name: str | None) -> tuple[np.ndarray, int]:
+    def _encode(self, texts: Sequence[str], role: TextRole) -> tuple[np.ndarray, int]:
         """Returns the vectors of texts, and how many texts were truncated."""
-        vectors, truncated = self._embed.embed(texts, prompt_name=prompt_name)
+        prompt = self.embedder.config.prompt_of_role(role)
+        vectors, truncated = self.embedder.embed(texts, prompt=prompt)
         check_finite_vectors(vectors, self.id.model)
         return normalize_vectors(vectors) if self._is_normalized else vectors, sum(truncated)
 
