@@ -42,6 +42,8 @@ LAYERS: tuple[set[str], ...] = (
 APPS_THAT_USE_OTHERS = {
     # The ledger of curation says why a text is not in the corpus.
     "seen": {"curate"},
+    # What a model has read of a retrieval set is found by the rules of curation.
+    "search": {"curate"},
     # It is a tour of the product: it curates its corpus and compares its model with n-grams.
     "quickstart": {"curate", "studies"},
     # Relations between words are those of a treebank.

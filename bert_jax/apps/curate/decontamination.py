@@ -74,7 +74,7 @@ def item_rows(
             split=item.split,
             id=item.id,
             digest=item.digest,
-            rule=_search_rule(index, i, item, common),
+            rule=search_rule(index, i, item, common),
             input_documents=len(documents.get((i, "input", True), ())),
             context_documents=len(documents.get((i, "context", True), ())),
             removed_documents=len(documents.get((i, "input", False), ())),
@@ -83,7 +83,7 @@ def item_rows(
     ]
 
 
-def _search_rule(
+def search_rule(
     index: ContaminationIndex, number: int, item: Item, common: np.ndarray
 ) -> SearchRule:
     """Returns how the longest input of an item is searched; a context if it has no input."""
