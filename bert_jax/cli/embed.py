@@ -13,6 +13,7 @@ from bert_jax.cli.arguments import (
 )
 from bert_jax.config.flags import first_given, flag
 from bert_jax.errors import ConfigError
+from bert_jax.interop.sentence_folder import EmbeddingKind
 from bert_jax.models.sentence_encoder.config import TextRole
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ EPILOG = f"""examples:
   bert-jax embed e5-small --prompt-name query "how do bees fly"
   bert-jax embed runs/tiny --pooling cls --layers=-4,-3,-2,-1 --file texts.txt > vectors.jsonl
   bert-jax embed splade --role query "how do bees fly"
+  bert-jax embed bge-m3 --heads dense,sparse,multi-vector "how do bees fly"
 
 {MODEL_WITHOUT_HEAD}
 A folder of sentence-transformers, and a run of `bert-jax embed-train`, has a pooling, dense layers,
@@ -42,11 +44,24 @@ A sparse model (SPLADE) and a multi-vector model (ColBERT) read queries and docu
 (--role). The embedding of a sparse model is {{"net": 1.9, "repair": 1.4, ...}}, the weights of
 tokens of the vocabulary, largest first. A multi-vector model has a vector for each token of a text,
 whose names are in "tokens"; some tokens, such as punctuation, may have none.
+
+With --heads, a model in the layout of BGE-M3 computes several embeddings in one pass: "dense",
+"sparse" with the weights of the tokens of the text, and "multi_vector" with "tokens".
 """
+
+_HEADS: dict[str, EmbeddingKind] = {
+    "dense": "dense",
+    "sparse": "sparse",
+    "multi-vector": "multi_vector",
+}
 
 
 def _parse_layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _parse_heads(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +86,23 @@ class Arguments(VectorArguments, TextArguments, ModelArguments):
         "",
         "what the texts are in a search, for sparse and multi-vector models (default: document)",
     )
+    heads: tuple[str, ...] | None = flag(
+        "KIND,KIND",
+        "embeddings that a model in the layout of BGE-M3 computes in one pass: dense, sparse, "
+        "multi-vector",
+        type=_parse_heads,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_name is not None and self.prompt is not None:
             raise ConfigError("--prompt-name and --prompt are both given; expected one of them")
+        for head in self.heads or ():
+            if head not in _HEADS:
+                raise ConfigError(f"--heads has {head!r}; expected {', '.join(_HEADS)}")
+        flags = ("pooling", "layers", "normalize", "dimensions", "role")
+        if self.heads and (name := first_given(self, *flags)):
+            raise ConfigError(f"--heads does not use {name}; remove one of them")
 
 
 def run(args: Arguments) -> None:
@@ -90,6 +117,9 @@ def run(args: Arguments) -> None:
     from bert_jax.pretrained.load import load_encoder
 
     model = load_encoder(args.model)
+    if args.heads:
+        _embed_with_heads(args, model)
+        return
     match embedding_kind(model):
         case "dense":
             _embed_densely(args, model)
@@ -149,6 +179,26 @@ def _embed_tokens(args: Arguments, model: "LoadedModel") -> None:
             )
 
 
+def _embed_with_heads(args: Arguments, model: "LoadedModel") -> None:
+    """Prints the embeddings of several heads, which are computed in one pass."""
+    from bert_jax.predict.m3_embedder import M3Embedder
+
+    embed = M3Embedder(model, [_HEADS[head] for head in args.heads or ()])
+    for texts in text_groups(args):
+        found = embed(texts, prompt_name=args.prompt_name, prompt=args.prompt)
+        weights = None if found.sparse is None else embed.weights(found.sparse)
+        for index, text in enumerate(texts):
+            record: dict[str, Any] = {"text": text, "truncated": found.truncated[index]}
+            if found.dense is not None:
+                record["dense"] = found.dense[index].tolist()
+            if weights is not None:
+                record["sparse"] = weights[index]
+            if found.multi_vector is not None:
+                record["tokens"] = embed.tokens(found.multi_vector[index])
+                record["multi_vector"] = found.multi_vector[index].vectors.tolist()
+            _print_record(record)
+
+
 def _check_flags(args: Arguments, kind: str) -> None:
     if name := first_given(args, "pooling", "layers", "normalize", "dimensions"):
         raise ConfigError(f"{args.model} is a {kind} model, which does not use {name}; remove it")
@@ -163,8 +213,8 @@ def _embed_statically(args: Arguments) -> None:
     """Prints the vectors of a static embedding model, which has no layers, pooling or prompts."""
     from bert_jax.predict.static_embedder import StaticEmbedder
 
-    flags = ("pooling", "layers", "normalize", "dimensions", "prompt_name", "prompt", "role")
-    if name := first_given(args, *flags):
+    flags = ("pooling", "layers", "normalize", "dimensions", "role", "heads")
+    if name := first_given(args, *flags, "prompt_name", "prompt"):
         raise ConfigError(
             f"{args.model} is a static embedding model, which does not support {name}; remove it"
         )

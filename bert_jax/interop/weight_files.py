@@ -23,8 +23,8 @@ from bert_jax.io.json_io import read_json_object
 def read_torch_file(file: Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a state dict by name.
 
-    A `.bin` file is a pickle, which may contain any code; `weights_only` rebuilds only tensors. No
-    other module of this package imports torch.
+    A `.bin` or `.pt` file is a pickle, which may contain any code; `weights_only` rebuilds only
+    tensors. No other module of this package imports torch.
 
     Raises:
       UserError: torch is absent, the file is damaged, or it contains anything but named tensors.
@@ -33,8 +33,8 @@ def read_torch_file(file: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError:
         raise UserError(
-            f"{file}: reading a .bin file needs PyTorch, which is not installed; install it, or "
-            "convert the file to model.safetensors (`save_pretrained` of transformers does so)"
+            f"{file}: reading a {file.suffix} file needs PyTorch, which is not installed; install "
+            "it, or convert the file to safetensors (`save_pretrained` of transformers does so)"
         ) from None
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)

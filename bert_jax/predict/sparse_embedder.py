@@ -25,8 +25,10 @@ from bert_jax.predict.batches import padded_batches
 from bert_jax.predict.embedder import prompt_for
 from bert_jax.pretrained.embedding_model import SparseModel, sparse_model_of
 from bert_jax.pretrained.load import AnyModel, require_encoder, require_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
-_Row = tuple[np.ndarray, np.ndarray]
+SparseRow = tuple[np.ndarray, np.ndarray]
+"""The indices of a sparse vector, int32, ascending, and its values, float32."""
 
 
 class SparseEmbedder:
@@ -106,35 +108,14 @@ class SparseEmbedder:
         rows = (self._static_queries if is_static else self._documents)(tokens)
         truncated = [each.is_truncated for each in tokens]
         self.num_truncated += sum(truncated)
-        lengths = [len(indices) for indices, _ in rows]
-        vectors = scipy.sparse.csr_array(
-            (
-                np.concatenate([np.zeros(0, np.float32), *(values for _, values in rows)]),
-                np.concatenate([np.zeros(0, np.int32), *(indices for indices, _ in rows)]),
-                np.cumsum([0, *lengths]),
-            ),
-            shape=(len(texts), self.embedding_size),
-        )
-        return vectors, truncated
+        return stack_rows(rows, self.embedding_size), truncated
 
     def weights(self, vectors: scipy.sparse.csr_array) -> list[dict[str, float]]:
         """Returns the weight of each token that has one, largest first, for each vector."""
-        result: list[dict[str, float]] = []
-        data = np.asarray(vectors.data, np.float32)
-        for start, end in zip(vectors.indptr[:-1], vectors.indptr[1:], strict=True):
-            indices, values = vectors.indices[start:end], data[start:end]
-            order = np.argsort(-values, kind="stable")
-            names = (self._name(int(indices[index])) for index in order)
-            result.append(dict(zip(names, values[order].tolist(), strict=True)))
-        return result
+        return name_weights(vectors, self._tokenizer)
 
-    def _name(self, token_id: int) -> str:
-        # The table of some models has more rows than the tokenizer has tokens.
-        known = token_id < self._tokenizer.vocab_size
-        return self._tokenizer.id_to_token(token_id) if known else f"[{token_id}]"
-
-    def _documents(self, tokens: Sequence[RoleTokens]) -> list[_Row]:
-        rows: list[_Row] = [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * len(tokens)
+    def _documents(self, tokens: Sequence[RoleTokens]) -> list[SparseRow]:
+        rows: list[SparseRow] = [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * len(tokens)
         sequences = [each.input_ids.tolist() for each in tokens]
         pad_id = self._tokenizer.pad_id
         # Each batch is made sparse at once: the vectors of all texts would not fit into memory.
@@ -144,7 +125,7 @@ class SparseEmbedder:
                 rows[index] = largest_weights(vector, self._max_active_dims)
         return rows
 
-    def _static_queries(self, tokens: Sequence[RoleTokens]) -> list[_Row]:
+    def _static_queries(self, tokens: Sequence[RoleTokens]) -> list[SparseRow]:
         weights = np.asarray(self._model.head_params["query_weights"])
         vectors = np.zeros((len(tokens), self.embedding_size), np.float32)
         for vector, each in zip(vectors, tokens, strict=True):
@@ -152,7 +133,36 @@ class SparseEmbedder:
         return [largest_weights(vector, self._max_active_dims) for vector in vectors]
 
 
-def largest_weights(vector: np.ndarray, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+def stack_rows(rows: Sequence[SparseRow], size: int) -> scipy.sparse.csr_array:
+    """Returns sparse vectors of `size` components as a matrix, float32 [N, size]."""
+    return scipy.sparse.csr_array(
+        (
+            np.concatenate([np.zeros(0, np.float32), *(values for _, values in rows)]),
+            np.concatenate([np.zeros(0, np.int32), *(indices for indices, _ in rows)]),
+            np.cumsum([0, *(len(indices) for indices, _ in rows)]),
+        ),
+        shape=(len(rows), size),
+    )
+
+
+def name_weights(vectors: scipy.sparse.csr_array, tokenizer: Tokenizer) -> list[dict[str, float]]:
+    """Returns the weight of each token that has one, largest first, for each vector [N, V]."""
+    result: list[dict[str, float]] = []
+    data = np.asarray(vectors.data, np.float32)
+    for start, end in zip(vectors.indptr[:-1], vectors.indptr[1:], strict=True):
+        indices, values = vectors.indices[start:end], data[start:end]
+        order = np.argsort(-values, kind="stable")
+        names = (_token_name(int(indices[index]), tokenizer) for index in order)
+        result.append(dict(zip(names, values[order].tolist(), strict=True)))
+    return result
+
+
+def _token_name(token_id: int, tokenizer: Tokenizer) -> str:
+    # The table of some models has more rows than the tokenizer has tokens.
+    return tokenizer.id_to_token(token_id) if token_id < tokenizer.vocab_size else f"[{token_id}]"
+
+
+def largest_weights(vector: np.ndarray, limit: int | None) -> SparseRow:
     """Returns the indices, int32, and values of a vector that are not 0, ascending by index.
 
     Args:
