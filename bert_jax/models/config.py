@@ -175,6 +175,11 @@ class TransformerConfig:
         return self.hidden_act
 
     @property
+    def masked_lm_size(self) -> int:
+        """Returns the width between the two layers of a masked-LM head with "two_layers"."""
+        return self.hidden_size
+
+    @property
     def global_token_limit(self) -> int | None:
         """Returns how many tokens of a sequence can be global; None without such a limit."""
         return None
@@ -243,6 +248,16 @@ def check_rotary_heads(config: TransformerConfig) -> None:
         raise ConfigError(
             f"model.hidden_size {config.hidden_size} over {config.num_attention_heads} heads gives "
             "heads of an odd width, but rotary positions rotate pairs of elements"
+        )
+
+
+def check_key_value_heads(num_attention_heads: int, num_key_value_heads: int) -> None:
+    """Raises a ConfigError unless equally many heads of queries share each head of keys."""
+    check_size("model.num_key_value_heads", num_key_value_heads, num_attention_heads)
+    if num_attention_heads % num_key_value_heads:
+        raise ConfigError(
+            f"model.num_key_value_heads is {num_key_value_heads}, expected a divisor of "
+            f"model.num_attention_heads, which is {num_attention_heads}"
         )
 
 

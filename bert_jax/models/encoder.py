@@ -24,6 +24,7 @@ from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.nomic_bert.config import NomicBertConfig
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.t5.config import T5Config
+from bert_jax.models.ultrabert.config import UltraBertConfig
 
 if TYPE_CHECKING:
     import jax
@@ -45,6 +46,7 @@ EncoderConfig = (
     | JinaEmbeddingsV3Config
     | GteConfig
     | NomicBertConfig
+    | UltraBertConfig
 )
 """The config of an encoder of any family.
 

@@ -76,6 +76,9 @@ from bert_jax.models.seq2seq.network import EncoderDecoder
 from bert_jax.models.t5 import huggingface as t5
 from bert_jax.models.t5 import model as t5_model
 from bert_jax.models.t5.config import T5Config
+from bert_jax.models.ultrabert import huggingface as ultrabert
+from bert_jax.models.ultrabert import model as ultrabert_model
+from bert_jax.models.ultrabert.config import UltraBertConfig
 
 
 class Family(NamedTuple):
@@ -136,6 +139,9 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
     GteConfig: Family(gte_model.build_gte, _BERT_AXES, gte.HUGGING_FACE),
     JinaEmbeddingsV3Config: Family(
         bert_model.BertEncoder, _BERT_AXES, jina_embeddings_v3.HUGGING_FACE
+    ),
+    UltraBertConfig: Family(
+        ultrabert_model.UltraBertEncoder, ultrabert_model.PARAMETER_AXES, ultrabert.HUGGING_FACE
     ),
     ModernBertDecoderConfig: Family(
         modernbert_model.ModernBertEncoder,

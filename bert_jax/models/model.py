@@ -284,10 +284,10 @@ class EncoderWithHeads(nnx.Module):
         # BERT's release has no dropout between the encoder and the question-answering head.
         has_dropout = head.scope != "span"
         inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD
+        if reads_one_vector(head) and not self.needs_pooler:
+            inputs = self.sequence_vectors(hidden_BLD, attention_mask)[:, 0]
         if isinstance(classifier_layers(head, self.config), PredictionHeadClassifier):
-            one = reads_one_vector(head)
-            vectors = self.sequence_vectors(hidden_BLD, attention_mask)[:, 0] if one else hidden_BLD
-            inputs, has_dropout = self.prediction_head(vectors), True
+            inputs, has_dropout = self.prediction_head(inputs), True
         if dropout_key is not None and has_dropout:
             inputs = dropout(inputs, dropout_rate, make_dropout_seeds(dropout_key, ()))
         return module(inputs)

@@ -54,6 +54,8 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("masked_lm/transform/kernel", ("embed", None)),
     ("masked_lm/transform/bias", (None,)),
     ("masked_lm/norm/*", (None,)),
+    ("masked_lm/linear1/kernel", ("embed", None)),
+    ("masked_lm/linear2/kernel", (None, "embed")),
     ("masked_lm/bias", ("vocab",)),
     ("masked_lm/decoder", ("vocab", "embed")),
     ("next_sentence/kernel", ("embed", None)),

@@ -181,5 +181,13 @@ class Objective(abc.ABC):
 
 
 def masked_lm_flops(model: EncoderConfig) -> int:
-    """Returns the forward FLOPs of the masked-LM head for one prediction: D x E, then E x V."""
-    return 2 * model.word_embedding_size * (model.hidden_size + model.vocab_size)
+    """Returns the forward FLOPs of the masked-LM head for a prediction: its layers, and E x V."""
+    width = model.word_embedding_size
+    match model.masked_lm_transform:
+        case "own" | "shared":
+            layers = width * model.hidden_size
+        case "two_layers":
+            layers = 2 * width * model.masked_lm_size
+        case "none":
+            layers = 0
+    return 2 * (layers + width * model.vocab_size)

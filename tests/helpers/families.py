@@ -30,6 +30,7 @@ from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.nomic_bert.config import NomicBertConfig
 from bert_jax.models.roberta.config import RobertaConfig
+from bert_jax.models.ultrabert.config import UltraBertConfig
 from tests.helpers.torch_parity import HEADS, randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -214,6 +215,26 @@ def _modernbert_fields(config: ModernBertConfig) -> dict[str, Any]:
         "eos_token_id": 2,
         "cls_token_id": 1,
         "sep_token_id": 2,
+    }
+
+
+def _ultrabert_fields(config: UltraBertConfig) -> dict[str, Any]:
+    return {
+        **size_fields(config),
+        "num_key_value_heads": config.num_key_value_heads,
+        "hidden_act": "gelu" if config.hidden_act == "gelu" else "silu",
+        "rms_norm_eps": config.layer_norm_eps,
+        "layer_types": list(config.layer_types),
+        "sliding_window": config.sliding_window,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": config.global_rope_theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
+        },
+        "prediction_head_size": config.prediction_head_size,
+        "classifier_pooling": POOLINGS[config.classifier_pooling],
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     }
 
 
@@ -505,5 +526,34 @@ FAMILIES: dict[str, Family] = {
         parts={"Model": ("pooler",), "ForMaskedLM": MASKED_LM},
         seq_lengths=(24, 24),
         pad_token_id=1,
+    ),
+    # The windows are narrower than the sequences, and both sizes have local and global layers.
+    "ultrabert": Family(
+        prefix=lambda config: "Ultrabert",
+        small=UltraBertConfig(
+            **_small(num_hidden_layers=4),
+            num_key_value_heads=1,
+            positions=NoPositions(max_position_embeddings=64),
+            sliding_window=4,
+            prediction_head_size=30,
+        ),
+        medium=UltraBertConfig(
+            **_medium(num_hidden_layers=3, intermediate_size=192),
+            num_key_value_heads=4,
+            hidden_act="gelu",
+            positions=NoPositions(max_position_embeddings=300),
+            layer_types=("full_attention", "sliding_attention", "full_attention"),
+            sliding_window=12,
+            layer_norm_eps=1e-5,
+            global_rope_theta=40_000.0,
+            local_rope_theta=160_000.0,
+            prediction_head_size=128,
+            classifier_pooling="mean",
+        ),
+        fields=_ultrabert_fields,
+        heads=("sequence", "regression", "token", "span"),
+        parts={"Model": ENCODER, "ForMaskedLM": MASKED_LM},
+        head_seq_length=40,
+        seq_lengths=(40, 290),  # one block of local attention, and several
     ),
 }

@@ -115,6 +115,7 @@ def test_untied_head_has_its_own_table(tmp_path, name, width):
         ("roberta", 0, (12, 8), 1e-6),
         ("modernbert", 0, (25, 15), 3e-6),
         ("longformer", 1, (150, 130), 1e-6),
+        ("ultrabert", 0, (25, 15), 3e-6),
         ("esm", 0, (25, 15), 3e-6),  # with masks, in other shares
     ],
 )
@@ -185,6 +186,14 @@ ABSENT = ...
         ("eurobert", {"tie_word_embeddings": True}, "tie_word_embeddings is True, but EuroBERT's"),
         ("eurobert", {"rope_parameters": {"rope_type": "yarn"}}, "only the rope_type 'default'"),
         ("eurobert", {"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta is '1e4'; expected a"),
+        ("ultrabert", {"attention_bias": True}, "attention_bias is True; only False is supported"),
+        ("ultrabert", {"classifier_pooling": "max"}, "'max'; expected 'cls' or 'mean'"),
+        ("ultrabert", {"head_dim": 64}, "head_dim is 64; expected .* which is 16"),
+        ("ultrabert", {"num_key_value_heads": 2}, "num_key_value_heads is 2, expected a divisor"),
+        ("ultrabert", {"tie_word_embeddings": True}, "embeddings is True, but UltraBERT's masked"),
+        ("ultrabert", {"layer_types": ["full_attention"]}, "layer_types has 1 layers, expected"),
+        ("ultrabert", {"sliding_window": 0}, "sliding_window is 0, expected"),
+        ("ultrabert", {"prediction_head_size": 0}, "prediction_head_size is 0, expected"),
     ],
 )
 def test_unsupported_config_error_names_the_field(tmp_path, name, fields, message):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.config import TransformerConfig, check_rotary_heads, check_size
+from bert_jax.models.config import TransformerConfig, check_key_value_heads, check_rotary_heads
 from bert_jax.models.heads.config import (
     DenseClassifier,
     MaskedLMTransform,
@@ -64,13 +64,7 @@ class EuroBertConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rotary_heads(self)
-        heads = self.num_attention_heads
-        check_size("model.num_key_value_heads", self.num_key_value_heads, heads)
-        if heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"model.num_key_value_heads is {self.num_key_value_heads}, expected a divisor of "
-                f"model.num_attention_heads, which is {heads}"
-            )
+        check_key_value_heads(self.num_attention_heads, self.num_key_value_heads)
         if self.tie_word_embeddings:
             raise ConfigError(
                 "model.tie_word_embeddings is True, but EuroBERT's masked-LM head is a table of "

@@ -14,12 +14,13 @@ SPAN_POSITION_EMBEDDING_SIZE = 200
 """Width of the position embeddings of the span boundary head (SpanBERT's release)."""
 
 
-MaskedLMTransform = Literal["own", "shared", "none"]
+MaskedLMTransform = Literal["own", "shared", "two_layers", "none"]
 """The layers between the encoder and the masked-LM logits.
 
-own     a dense layer and a norm, which no task head uses (BERT)
-shared  the prediction head, which the task heads use as well (ModernBERT)
-none    the head's own table alone, without a dense layer, a norm or a bias (EuroBERT)
+own         a dense layer and a norm, which no task head uses (BERT)
+shared      the prediction head, which the task heads use as well (ModernBERT)
+two_layers  two dense layers and activations without biases; the table has no bias (UltraBERT)
+none        the head's own table alone, without a dense layer, a norm or a bias (EuroBERT)
 """
 
 
@@ -238,13 +239,18 @@ class PredictionHeadClassifier:
     """
 
 
-SequenceClassifier = PoolerClassifier | DenseClassifier | PredictionHeadClassifier
-"""The layers that a family puts on its encoder to classify a sequence or to score a choice."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LinearClassifier:
-    """Classifies every token: dropout, linear (BERT)."""
+    """Classifies every token: dropout, linear (BERT).
+
+    For a whole sequence, what `TransformerConfig.sequence_pooling` selects (UltraBERT).
+    """
+
+
+SequenceClassifier = (
+    PoolerClassifier | DenseClassifier | PredictionHeadClassifier | LinearClassifier
+)
+"""The layers that a family puts on its encoder to classify a sequence or to score a choice."""
 
 
 TokenClassifier = LinearClassifier | PredictionHeadClassifier
@@ -349,7 +355,7 @@ def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
 def masked_lm_parts(family: FamilyClassifiers) -> tuple[str, ...]:
     """Returns the parts that masked LM needs besides the encoder."""
     match family.masked_lm_transform:
-        case "own" | "none":
+        case "own" | "two_layers" | "none":
             return ("masked_lm",)
         case "shared":
             return ("prediction_head", "masked_lm")

@@ -61,7 +61,8 @@ class LMHead(nnx.Module):
 
     The dense layer maps D to E, the width of the token embeddings. With `"shared"` the head
     has no dense layer and no norm; its input is the output of the prediction head. With
-    `"none"` it has no bias either.
+    `"none"` it has no bias either. With `"two_layers"` two dense layers map D to `masked_lm_size`
+    and back, each with an activation, and nothing has a bias.
     The encoder's table of token embeddings is an argument of the call, because a shared reference
     between modules would be untied without an error. With `tie_word_embeddings` False the head has
     its own table, `decoder`.
@@ -78,7 +79,12 @@ class LMHead(nnx.Module):
         if self.has_transform:
             self.transform = linear(config.hidden_size, width, config, compute, rngs)
             self.norm = layer_norm(config, compute, width)
-        self.has_bias = config.masked_lm_transform != "none"
+        self.has_two_layers = config.masked_lm_transform == "two_layers"
+        if self.has_two_layers:
+            inner = config.masked_lm_size
+            self.linear1 = linear(width, inner, config, compute, rngs, use_bias=False)
+            self.linear2 = linear(inner, width, config, compute, rngs, use_bias=False)
+        self.has_bias = config.masked_lm_transform in ("own", "shared")
         if self.has_bias:
             self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         if not config.tie_word_embeddings:
@@ -92,6 +98,9 @@ class LMHead(nnx.Module):
         """Maps [..., D] and the encoder's token embeddings [V, E] to logits, float32 [..., V]."""
         if self.has_transform:
             hidden = self.norm(activate(self.transform(hidden), self.activation))
+        if self.has_two_layers:
+            hidden = activate(self.linear1(hidden), self.activation)
+            hidden = activate(self.linear2(hidden), self.activation)
         table = token_embeddings_VE if self.tied else self.decoder[...]
         bias = self.bias[...] if self.has_bias else None
         return dense_transposed(hidden, table, bias, hidden.dtype)

@@ -5,7 +5,7 @@ the rotations by `rope_parameters`. Both spellings are read, and both are writte
 """
 
 import functools
-from typing import Any
+from typing import Any, get_args
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
@@ -21,6 +21,7 @@ from bert_jax.models.huggingface import (
 )
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.models.modernbert.config import (
+    LayerType,
     ModernBertConfig,
     alternating_layers,
 )
@@ -113,12 +114,6 @@ def read_fields(activation: Activation, read: ReadField) -> dict[str, Any]:
     every = read("global_attn_every_n_layers", 3)
     if every < 1:
         raise ConfigError(f"global_attn_every_n_layers is {every}; expected at least 1")
-    layer_types = tuple(read("layer_types", []))
-    for layer_type in layer_types:
-        if layer_type not in _THETA_FIELDS:
-            raise ConfigError(
-                f"layer_types contains {layer_type!r}; expected {' or '.join(_THETA_FIELDS)}"
-            )
     return {
         **fields,
         "hidden_act": activation,
@@ -128,22 +123,35 @@ def read_fields(activation: Activation, read: ReadField) -> dict[str, Any]:
             "attention_output_dropout", fields["attention_probs_dropout_prob"]
         ),
         "mlp_dropout": read("mlp_dropout", 0.0),
-        "layer_types": layer_types or alternating_layers(fields["num_hidden_layers"], every),
+        "layer_types": read_layer_types(read)
+        or alternating_layers(fields["num_hidden_layers"], every),
         "local_attention": read("local_attention", 128),
-        "global_rope_theta": _read_theta(read, "full_attention"),
-        "local_rope_theta": _read_theta(read, "sliding_attention"),
+        "global_rope_theta": read_layer_theta(
+            read, "full_attention", read("global_rope_theta", 160_000.0)
+        ),
+        "local_rope_theta": read_layer_theta(
+            read, "sliding_attention", read("local_rope_theta", 10_000.0)
+        ),
         "classifier_pooling": _POOLINGS[pooling],
     }
 
 
-_THETA_FIELDS = {
-    "full_attention": ("global_rope_theta", 160_000.0),
-    "sliding_attention": ("local_rope_theta", 10_000.0),
-}
+def read_layer_types(read: ReadField) -> tuple[LayerType, ...]:
+    """Reads the kind of attention of each layer; () if the file has no such field."""
+    layer_types = tuple(read("layer_types", []))
+    kinds = get_args(LayerType)
+    for layer_type in layer_types:
+        if layer_type not in kinds:
+            raise ConfigError(f"layer_types contains {layer_type!r}; expected {' or '.join(kinds)}")
+    return layer_types
 
 
-def _read_theta(read: ReadField, layer_type: str) -> float:
-    """Reads the base of the rotation angles of one type of layers, in either spelling."""
+def read_layer_theta(read: ReadField, layer_type: LayerType, default: float) -> float:
+    """Reads the base of the rotation angles of one type of layers.
+
+    Args:
+      default: the base if the file has none in `rope_parameters`, where transformers 5 has it.
+    """
     rope = read("rope_parameters", {}).get(layer_type) or {}
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise ConfigError(
@@ -151,7 +159,7 @@ def _read_theta(read: ReadField, layer_type: str) -> float:
         )
     theta = rope.get("rope_theta")
     if theta is None:
-        return read(*_THETA_FIELDS[layer_type])
+        return default
     if isinstance(theta, bool) or not isinstance(theta, int | float):
         raise ConfigError(
             f"rope_parameters.{layer_type}.rope_theta is {theta!r}; expected a number"
