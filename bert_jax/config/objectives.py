@@ -147,9 +147,10 @@ class Seq2Seq(ObjectiveBase):
 
     def check_training(self, train: TrainConfig) -> None:
         """Raises a ConfigError if the encoder-decoder cannot be trained as `train` says."""
-        limit = self.model.max_length
+        model = self.model
+        limits = {"seq_length": model.max_length, "target_length": model.max_target_length}
         for phase in train.phases:
-            for name in ("seq_length", "target_length"):
+            for name, limit in limits.items():
                 if not 1 <= getattr(phase, name) <= limit:
                     raise ConfigError(
                         f"a phase of train.phases has {name} {getattr(phase, name)}, expected 1 to "

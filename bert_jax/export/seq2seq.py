@@ -86,7 +86,7 @@ def _verify(model: LoadedSeq2Seq, folder: Path) -> float:
 def _sample_logits(model: LoadedSeq2Seq) -> np.ndarray:
     """Computes logits [1, T, V] for random token ids."""
     config = model.config
-    length = min(config.max_length, 16)
+    length = min(config.max_length, config.max_target_length, 16)
     rng = np.random.default_rng(0)
     input_ids, decoder_input_ids = rng.integers(0, config.vocab_size, (2, 1, length))
     network = build_encoder_decoder_network(config)

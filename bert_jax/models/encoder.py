@@ -17,6 +17,7 @@ from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.gte.config import GteConfig
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
+from bert_jax.models.led.config import LedConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.modernbert_decoder.config import ModernBertDecoderConfig
@@ -53,7 +54,7 @@ EncoderConfig = (
 Each class extends `TransformerConfig`, which `models/config.py` defines.
 """
 
-EncoderDecoderConfig = T5Config | BartConfig
+EncoderDecoderConfig = T5Config | BartConfig | LedConfig
 """The config of an encoder-decoder of any family; each extends `Seq2SeqTransformerConfig`."""
 
 

@@ -54,6 +54,9 @@ from bert_jax.models.huggingface import HuggingFaceFormat
 from bert_jax.models.jina_embeddings_v3 import huggingface as jina_embeddings_v3
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.led import huggingface as led
+from bert_jax.models.led import model as led_model
+from bert_jax.models.led.config import LedConfig
 from bert_jax.models.longformer import huggingface as longformer
 from bert_jax.models.longformer import model as longformer_model
 from bert_jax.models.longformer.config import LongformerConfig
@@ -154,6 +157,7 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
 ENCODER_DECODER_FAMILIES: dict[type[Seq2SeqTransformerConfig], EncoderDecoderFamily] = {
     T5Config: EncoderDecoderFamily(t5_model.build_t5, t5.HUGGING_FACE),
     BartConfig: EncoderDecoderFamily(bart_model.build_bart, bart.HUGGING_FACE),
+    LedConfig: EncoderDecoderFamily(led_model.build_led, led.HUGGING_FACE),
 }
 """The families of encoder-decoders by their config class."""
 

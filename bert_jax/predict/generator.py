@@ -551,10 +551,10 @@ def _check_sizes(model: LoadedSeq2Seq, tokenizer: Tokenizer, settings: Generatio
             f"max_source_tokens is {settings.max_source_tokens}, but {num_special_tokens} of them "
             f"are special tokens of {model.path}; expected at least {num_special_tokens + 1}"
         )
-    if settings.max_new_tokens > model.config.max_length:
+    if settings.max_new_tokens > model.config.max_target_length:
         raise ConfigError(
             f"max_new_tokens is {settings.max_new_tokens}, but {model.path} writes at most "
-            f"{model.config.max_length} tokens; choose a smaller number"
+            f"{model.config.max_target_length} tokens; choose a smaller number"
         )
     if (
         isinstance(settings.decoding, Sampling)

@@ -11,6 +11,7 @@ import pytest
 from bert_jax.interop.seq2seq import read_seq2seq_folder, write_seq2seq_folder
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder import EncoderDecoderConfig
+from bert_jax.models.led.config import LedConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.seq2seq.config import GatedFeedForward
 from bert_jax.models.t5.config import T5Config
@@ -38,6 +39,18 @@ BART_SMALL = BartConfig(
     num_encoder_layers=3,
     num_decoder_layers=2,
     max_position_embeddings=20,
+)
+# Windows of 5 and 9 tokens in sources of 17, and more positions in the encoder.
+LED_SMALL = LedConfig(
+    vocab_size=103,
+    hidden_size=48,
+    num_attention_heads=3,
+    intermediate_size=70,
+    num_encoder_layers=3,
+    num_decoder_layers=2,
+    max_position_embeddings=48,
+    max_decoder_position_embeddings=20,
+    attention_window=(4, 8, 4),
 )
 
 
@@ -93,6 +106,32 @@ def torch_bart(config: BartConfig, seed: int = 0, std: float = 0.1) -> Any:
     return randomize_parameters(model, std=std, seed=seed)
 
 
+def torch_led(config: LedConfig, seed: int = 0, std: float = 0.1) -> Any:
+    """Builds a model with random parameters; its config is written out, not exported."""
+    hf_config = transformers.LEDConfig(
+        vocab_size=config.vocab_size,
+        d_model=config.hidden_size,
+        encoder_layers=config.num_encoder_layers,
+        decoder_layers=config.num_decoder_layers,
+        encoder_attention_heads=config.num_attention_heads,
+        decoder_attention_heads=config.num_attention_heads,
+        encoder_ffn_dim=config.intermediate_size,
+        decoder_ffn_dim=config.intermediate_size,
+        max_encoder_position_embeddings=config.max_position_embeddings,
+        max_decoder_position_embeddings=config.max_decoder_position_embeddings,
+        attention_window=list(config.attention_window),
+    )
+    model = transformers.LEDForConditionalGeneration(hf_config)
+    return randomize_parameters(model, std=std, seed=seed)
+
+
+def global_first_token(input_ids: Any) -> Any:
+    """Returns the `global_attention_mask` with which LED is compared, zeros but for the first."""
+    mask = torch.zeros(input_ids.shape, dtype=torch.long)
+    mask[:, 0] = 1
+    return mask
+
+
 def seq2seq_batch(
     config: EncoderDecoderConfig, source_length: int = 17, target_length: int = 11, seed: int = 0
 ) -> dict[str, np.ndarray]:
@@ -136,7 +175,8 @@ def check_seq2seq_model(model: Any, config: EncoderDecoderConfig, folder: Path) 
     write_seq2seq_folder(folder / "exported", imported.flat_params, config)
     reopened = load_exported(transformers.AutoModelForSeq2SeqLM, folder / "exported")
     with torch.no_grad():
-        logits = [each.eval()(**torch_inputs(batch)).logits for each in (model, reopened)]
+        inputs = torch_inputs(batch, config)
+        logits = [each.eval()(**inputs).logits for each in (model, reopened)]
     assert torch.equal(*logits)
     again = read_seq2seq_folder(folder / "exported")
     assert again.config == config and again.flat_params.keys() == imported.flat_params.keys()
@@ -145,9 +185,12 @@ def check_seq2seq_model(model: Any, config: EncoderDecoderConfig, folder: Path) 
     return params
 
 
-def torch_inputs(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+def torch_inputs(batch: dict[str, np.ndarray], config: EncoderDecoderConfig) -> dict[str, Any]:
     """Returns the fields of a batch without labels as PyTorch's tensors."""
-    return {name: torch.from_numpy(x).long() for name, x in batch.items() if name != "labels"}
+    inputs = {name: torch.from_numpy(x).long() for name, x in batch.items() if name != "labels"}
+    if isinstance(config, LedConfig):
+        inputs["global_attention_mask"] = global_first_token(inputs["input_ids"])
+    return inputs
 
 
 def check_outputs(
@@ -156,7 +199,7 @@ def check_outputs(
     """Compares hidden states, logits, loss and cached decoding."""
     with torch.no_grad():
         expected = model(
-            **torch_inputs(batch),
+            **torch_inputs(batch, config),
             labels=torch.from_numpy(batch["labels"]).long(),
             output_hidden_states=True,
         )

@@ -18,9 +18,18 @@ from bert_jax.config.generation import (
 )
 from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.models.encoder import EncoderDecoderConfig
+from bert_jax.models.led.config import LedConfig
 from bert_jax.params import paths
 from bert_jax.predict.generator import generate_ids, token_rules
-from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5
+from tests.helpers.seq2seq_parity import (
+    BART_SMALL,
+    LED_SMALL,
+    T5_SMALL,
+    global_first_token,
+    torch_bart,
+    torch_led,
+    torch_t5,
+)
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -30,6 +39,7 @@ T5 = dataclasses.replace(
     T5_SMALL, vocab_size=23, tie_word_embeddings=False, scale_decoder_outputs=False
 )
 BART = dataclasses.replace(BART_SMALL, vocab_size=23, forced_bos_token_id=0)
+LED = dataclasses.replace(LED_SMALL, vocab_size=23)
 
 
 def sources(config: EncoderDecoderConfig, count: int) -> dict[str, np.ndarray]:
@@ -44,15 +54,16 @@ def sources(config: EncoderDecoderConfig, count: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Returns (PyTorch model, config, parameters) of T5 and BART."""
+    """Returns (PyTorch model, config, parameters) of T5, BART and LED."""
     found: dict[str, Any] = {}
     # With large random biases and tied embeddings, every text would be one repeated token.
     t5, bart = randomize_parameters(torch_t5(T5), std=0.6), torch_bart(BART)
+    led = torch_led(LED, seed=1)  # generates the end token in some texts
     with torch.no_grad():
-        for parameter_name, parameter in bart.named_parameters():
+        for parameter_name, parameter in (*bart.named_parameters(), *led.named_parameters()):
             if parameter_name.endswith("bias"):
                 parameter.mul_(0.1)
-    for name, model in (("t5", t5), ("bart", bart)):
+    for name, model in (("t5", t5), ("bart", bart), ("led", led)):
         folder: Path = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
         flat, config = read_seq2seq_folder(folder)
@@ -64,6 +75,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def check_ids(model: Any, settings: GenerationConfig, count: int, **options: Any) -> np.ndarray:
     torch_model, config, params = model
     batch = sources(config, count)
+    if isinstance(config, LedConfig):
+        options["global_attention_mask"] = global_first_token(batch["input_ids"])
     with torch.no_grad():
         expected = torch_model.generate(
             **{name: torch.from_numpy(array).long() for name, array in batch.items()},
@@ -103,7 +116,7 @@ def check_models(model: Any, count: int) -> None:
 
 
 # test_rules_and_stopping has BART.
-@pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.slow), "led"])
 def test_greedy_and_beam_search(models, name):
     check_models(models[name], count=16)
 

@@ -21,6 +21,7 @@ from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.heads.config import MultipleChoiceHead, SequenceClassificationHead
+from bert_jax.models.led.config import LedConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.t5.config import T5Config
@@ -82,6 +83,8 @@ SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 1}
 ENCODER_DECODERS = [
     dataclasses.replace(T5Config.v1_1("base"), d_kv=32, **SMALL),
     dataclasses.replace(BartConfig(), **SMALL),
+    # The windows cover the source: narrower ones are computed in blocks with masked products.
+    dataclasses.replace(LedConfig(), attention_window=(256, 256), **SMALL),
 ]
 
 

@@ -18,16 +18,15 @@ BartSize = Literal["base", "large"]
 # D, layers of each stack and heads: Lewis et al. 2020, section 2.1.
 _SIZES: dict[BartSize, tuple[int, int, int]] = {"base": (768, 6, 12), "large": (1024, 12, 16)}
 
-POSITION_OFFSET = 2
-"""The row of the position table that the first token uses, a constant in Hugging Face's BART."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BartConfig(Seq2SeqTransformerConfig):
     """Configures BART (Lewis et al. 2020); default values are as in BART-base.
 
     Attributes:
-      max_position_embeddings: the largest number of tokens; the table has `POSITION_OFFSET` more
+      position_offset: the row of the position tables that the first token uses, a constant in
+        Hugging Face's class.
+      max_position_embeddings: the largest number of tokens; the table has `position_offset` more
         rows. Padding counts, unlike in RoBERTa.
       attention_dropout: the dropout rate of attention weights.
       activation_dropout: the dropout rate inside the feed-forward layers.
@@ -35,6 +34,7 @@ class BartConfig(Seq2SeqTransformerConfig):
     """
 
     family: ClassVar[str] = "BART"
+    position_offset: ClassVar[int] = 2
 
     vocab_size: int = 50265
     hidden_size: int = 768

@@ -22,7 +22,8 @@ _SHARED, _LM_HEAD = "model.shared.weight", "lm_head.weight"
 _OTHER_FAMILIES = "models with it are mBART, Pegasus or their like, which compute other layers"
 
 
-def _attention(internal: str, external: str) -> list[NameMapping]:
+def attention_names(internal: str, external: str) -> list[NameMapping]:
+    """Maps the four projections of an attention."""
     return [
         row
         for kernel_name, name in (
@@ -35,18 +36,29 @@ def _attention(internal: str, external: str) -> list[NameMapping]:
     ]
 
 
-def _stack(stack: str) -> list[NameMapping]:
-    internal, external = f"{stack}/layers/*", f"model.{stack}.layers.*"
+def stack_names(stack: str, prefix: str) -> list[NameMapping]:
+    """Maps the parameters of a stack besides its attentions; `prefix` begins the tensors' names."""
+    internal, external = f"{stack}/layers/*", f"{prefix}.{stack}.layers.*"
     return [
         NameMapping(
-            f"{stack}/position_embeddings/embedding", f"model.{stack}.embed_positions.weight"
+            f"{stack}/position_embeddings/embedding", f"{prefix}.{stack}.embed_positions.weight"
         ),
-        *norm_names(f"{stack}/embedding_norm", f"model.{stack}.layernorm_embedding"),
-        *_attention(f"{internal}/attention", f"{external}.self_attn"),
+        *norm_names(f"{stack}/embedding_norm", f"{prefix}.{stack}.layernorm_embedding"),
         *norm_names(f"{internal}/attention_norm", f"{external}.self_attn_layer_norm"),
         *dense_names(f"{internal}/feed_forward/intermediate", f"{external}.fc1"),
         *dense_names(f"{internal}/feed_forward/output", f"{external}.fc2"),
         *norm_names(f"{internal}/feed_forward_norm", f"{external}.final_layer_norm"),
+    ]
+
+
+def decoder_names(prefix: str) -> list[NameMapping]:
+    """Maps the parameters of the decoder, which LED has, too."""
+    internal, external = "decoder/layers/*", f"{prefix}.decoder.layers.*"
+    return [
+        *stack_names("decoder", prefix),
+        *attention_names(f"{internal}/attention", f"{external}.self_attn"),
+        *attention_names(f"{internal}/cross_attention", f"{external}.encoder_attn"),
+        *norm_names(f"{internal}/cross_attention_norm", f"{external}.encoder_attn_layer_norm"),
     ]
 
 
@@ -55,13 +67,9 @@ _NAMES = NameTable(
     [
         NameMapping("shared/embedding", _SHARED),
         NameMapping("lm_head/embedding", _LM_HEAD),
-        *_stack("encoder"),
-        *_stack("decoder"),
-        *_attention("decoder/layers/*/cross_attention", "model.decoder.layers.*.encoder_attn"),
-        *norm_names(
-            "decoder/layers/*/cross_attention_norm",
-            "model.decoder.layers.*.encoder_attn_layer_norm",
-        ),
+        *stack_names("encoder", "model"),
+        *attention_names("encoder/layers/*/attention", "model.encoder.layers.*.self_attn"),
+        *decoder_names("model"),
     ],
     [
         Ignored(f"model.{stack}.{name}", "a version or buffer of fairseq, in old files")
@@ -89,38 +97,52 @@ def _read_equal(read: ReadField, suffix: str, default: int) -> int:
     return encoder
 
 
-def _read_config(read: ReadField) -> BartConfig:
+def read_fields(read: ReadField, *, forced_eos_token_id: int) -> dict[str, Any]:
+    """Reads the fields that BART and LED have, all but those of the positions.
+
+    Args:
+      forced_eos_token_id: the token if the file has no such field; NO_TOKEN for none.
+    """
     # A field that is absent has the default of Hugging Face's class, which is BART-large.
     activation = read("activation_function", "gelu")
     if activation not in ACTIVATIONS:
         raise ConfigError(
             f"activation_function is {activation!r}; supported are {', '.join(ACTIVATIONS)}"
         )
+    return {
+        "vocab_size": read("vocab_size", 50265),
+        "hidden_size": read("d_model", 1024),
+        "intermediate_size": _read_equal(read, "ffn_dim", 4096),
+        "num_encoder_layers": read("encoder_layers", 12),
+        "num_decoder_layers": read("decoder_layers", 12),
+        "num_attention_heads": _read_equal(read, "attention_heads", 16),
+        "feed_forward": DenseFeedForward(activation=ACTIVATIONS[activation]),
+        "dropout_rate": read("dropout", 0.1),
+        "attention_dropout": read("attention_dropout", 0.0),
+        "activation_dropout": read("activation_dropout", 0.0),
+        "init_std": read("init_std", 0.02),
+        "pad_token_id": read("pad_token_id", 1),
+        "bos_token_id": read("bos_token_id", 0),
+        "eos_token_id": read("eos_token_id", 2),
+        "decoder_start_token_id": read("decoder_start_token_id", 2),
+        "forced_bos_token_id": read_forced_token(read, "forced_bos_token_id"),
+        "forced_eos_token_id": read_forced_token(read, "forced_eos_token_id", forced_eos_token_id),
+    }
+
+
+def _read_config(read: ReadField) -> BartConfig:
     return BartConfig(
-        vocab_size=read("vocab_size", 50265),
-        hidden_size=read("d_model", 1024),
-        intermediate_size=_read_equal(read, "ffn_dim", 4096),
-        num_encoder_layers=read("encoder_layers", 12),
-        num_decoder_layers=read("decoder_layers", 12),
-        num_attention_heads=_read_equal(read, "attention_heads", 16),
-        feed_forward=DenseFeedForward(activation=ACTIVATIONS[activation]),
         max_position_embeddings=read("max_position_embeddings", 1024),
-        dropout_rate=read("dropout", 0.1),
-        attention_dropout=read("attention_dropout", 0.0),
-        activation_dropout=read("activation_dropout", 0.0),
-        init_std=read("init_std", 0.02),
-        pad_token_id=read("pad_token_id", 1),
-        bos_token_id=read("bos_token_id", 0),
-        eos_token_id=read("eos_token_id", 2),
-        decoder_start_token_id=read("decoder_start_token_id", 2),
-        forced_bos_token_id=read_forced_token(read, "forced_bos_token_id"),
-        forced_eos_token_id=read_forced_token(read, "forced_eos_token_id", 2),
+        **read_fields(read, forced_eos_token_id=2),
     )
 
 
-def _config_fields(config: BartConfig) -> dict[str, Any]:
+def config_fields(config: BartConfig) -> dict[str, Any]:
+    """Returns the fields of config.json that `read_fields` reads."""
     if not isinstance(config.feed_forward, DenseFeedForward):
-        raise ConfigError("model.feed_forward is gated, which Hugging Face's BART does not have")
+        raise ConfigError(
+            f"model.feed_forward is gated, which Hugging Face's {config.family} does not have"
+        )
     activation = config.feed_forward.activation
     sizes = {
         "layers": (config.num_encoder_layers, config.num_decoder_layers),
@@ -136,12 +158,10 @@ def _config_fields(config: BartConfig) -> dict[str, Any]:
             for stack, size in zip(("encoder", "decoder"), pair, strict=True)
         },
         "activation_function": next(n for n, kind in ACTIVATIONS.items() if kind == activation),
-        "max_position_embeddings": config.max_position_embeddings,
         "dropout": config.dropout_rate,
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.activation_dropout,
         "init_std": config.init_std,
-        "scale_embedding": False,
         "tie_word_embeddings": config.tie_word_embeddings,
         "pad_token_id": config.pad_token_id,
         "bos_token_id": config.bos_token_id,
@@ -153,11 +173,22 @@ def _config_fields(config: BartConfig) -> dict[str, Any]:
     }
 
 
+NO_LAYER_DROP = {
+    f"{stack}_layerdrop": SupportedValues(
+        (0.0, 0), default=0.0, reason="LayerDrop is not supported"
+    )
+    for stack in ("encoder", "decoder")
+}
+
 HUGGING_FACE = Seq2SeqFormat(
     model_type="bart",
     architectures=("BartForConditionalGeneration", "BartModel"),
     read_config=_read_config,
-    config_fields=_config_fields,
+    config_fields=lambda config: {
+        **config_fields(config),
+        "max_position_embeddings": config.max_position_embeddings,
+        "scale_embedding": False,
+    },
     names=lambda config: _NAMES,
     shared=_SHARED,
     lm_head=_LM_HEAD,
@@ -177,18 +208,12 @@ HUGGING_FACE = Seq2SeqFormat(
                 ("static_position_embeddings", False),
             )
         },
-        **{
-            f"{stack}_layerdrop": SupportedValues(
-                (0.0, 0), default=0.0, reason="LayerDrop is not supported"
-            )
-            for stack in ("encoder", "decoder")
-        },
+        **NO_LAYER_DROP,
     },
     refused_model_types={
         "mbart": "its layers are pre-norm",
         "pegasus": "its layers are pre-norm, with fixed positions",
         "marian": "its positions are fixed, and its logits have a bias",
         "blenderbot": "its layers are pre-norm",
-        "led": "its encoder has local and global attention",
     },
 )

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.bart.config import POSITION_OFFSET, BartConfig
+from bert_jax.models.bart.config import BartConfig
+from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import EmbeddingTable, LayerNorm, embedding_lookup
-from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations
+from bert_jax.models.seq2seq.block import Block, BlockSpec, InitialDeviations, SelfAttentionOf
 from bert_jax.models.seq2seq.network import EncoderDecoder, Stack
 
 _EPSILON = 1e-5
@@ -24,11 +25,22 @@ class BartStack(Stack):
     """Runs the layers of BART's encoder or decoder on normalized embeddings."""
 
     def __init__(
-        self, config: BartConfig, compute: ComputeConfig, rngs: nnx.Rngs, *, is_decoder: bool
+        self,
+        config: BartConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        *,
+        is_decoder: bool,
+        attention: SelfAttentionOf | None = None,
     ):
-        """Initializes all parameters as Hugging Face does."""
+        """Initializes all parameters as Hugging Face does.
+
+        Args:
+          attention: builds the self-attention of a layer from its index; None for BART's.
+        """
+        self.num_positions = config.max_target_length if is_decoder else config.max_length
         self.position_embeddings = EmbeddingTable(
-            config.max_position_embeddings + POSITION_OFFSET,
+            self.num_positions + config.position_offset,
             config.hidden_size,
             param_dtype=jnp.float32,
             embedding_init=nnx.initializers.normal(config.init_std),
@@ -43,8 +55,15 @@ class BartStack(Stack):
         spec = _block_spec(config)
         self.layers = nnx.List(
             [
-                Block(spec, make_norm, compute, rngs, is_decoder=is_decoder)
-                for _ in range(num_layers)
+                Block(
+                    spec,
+                    make_norm,
+                    compute,
+                    rngs,
+                    is_decoder=is_decoder,
+                    attention=attention and attention(layer),
+                )
+                for layer in range(num_layers)
             ]
         )
         self.config, self.compute = config, compute
@@ -63,23 +82,24 @@ class BartStack(Stack):
         # With one position, L is a number of sequences that generation decodes at the same time.
         length = (vectors_BLD if position_ids is None else position_ids).shape[1]
         # Checked here because XLA clamps an index beyond the table without an error.
-        if length > self.config.max_position_embeddings:
+        if length > self.num_positions:
             raise ConfigError(
                 f"sequence length {length} is beyond the position table, which has room for "
-                f"{self.config.max_position_embeddings} tokens (model.max_position_embeddings)"
+                f"{self.num_positions} tokens (model.max_position_embeddings)"
             )
-        table = self.position_embeddings.embedding[...]
+        table, offset = self.position_embeddings.embedding[...], self.config.position_offset
         if position_ids is None:
-            rows = table[POSITION_OFFSET : POSITION_OFFSET + length]
+            rows = table[offset : offset + length]
             positions = rows[None].astype(jnp.float32)
         else:
-            positions = embedding_lookup(table, position_ids + POSITION_OFFSET)
+            positions = embedding_lookup(table, position_ids + offset)
         x = self.embedding_norm(vectors_BLD + positions)
         return dropout(x, self.config.dropout_rate, dropout_seed)
 
-    def bias(self, length: int) -> None:
-        """Returns None: attention has no bias."""
+    def mask(self, mask: AttentionMask, length: int) -> AttentionMask:
+        """Returns the mask as it is: attention has no bias."""
         del length
+        return mask
 
     def bias_at(self, position: jax.Array, length: int) -> jax.Array:
         """Returns zeros, float32 [1, L]: attention has no bias."""

@@ -59,25 +59,7 @@ class LongformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        windows, longest = self.attention_window, self.max_length
-        if len(windows) != self.num_hidden_layers:
-            raise ConfigError(
-                f"model.attention_window has {len(windows)} values, expected one for each of the "
-                f"{self.num_hidden_layers} layers"
-            )
-        for layer, window in enumerate(windows):
-            # `type` and not `isinstance`: True is an instance of int.
-            if type(window) is not int or window < 2 or window % 2:
-                raise ConfigError(
-                    f"model.attention_window has {window!r} for layer {layer}, expected an even "
-                    "number of tokens, at least 2"
-                )
-            if window > longest:
-                raise ConfigError(
-                    f"model.attention_window has {window} for layer {layer}, but the position "
-                    f"table has room for {longest} tokens (model.positions.max_position_embeddings "
-                    f"is {self.positions.max_position_embeddings}); use a smaller window"
-                )
+        check_attention_window(self.attention_window, self.num_hidden_layers, self.max_length)
         for name in ("max_global_tokens", "sep_token_id"):
             value, smallest = getattr(self, name), int(name == "max_global_tokens")
             if type(value) is not int or value < smallest:
@@ -137,3 +119,25 @@ class LongformerConfig(TransformerConfig):
     def scored_keys(self, seq_length: int) -> tuple[float, ...]:
         """Returns the number of scores for a query in each layer: a block's window."""
         return tuple(window_size(seq_length, window // 2) for window in self.attention_window)
+
+
+def check_attention_window(windows: tuple[int, ...], num_layers: int, longest: int) -> None:
+    """Raises a ConfigError unless each layer has a window that fits into the longest sequence."""
+    if len(windows) != num_layers:
+        raise ConfigError(
+            f"model.attention_window has {len(windows)} values, expected one for each of the "
+            f"{num_layers} layers"
+        )
+    for layer, window in enumerate(windows):
+        # `type` and not `isinstance`: True is an instance of int.
+        if type(window) is not int or window < 2 or window % 2:
+            raise ConfigError(
+                f"model.attention_window has {window!r} for layer {layer}, expected an even "
+                "number of tokens, at least 2"
+            )
+        if window > longest:
+            raise ConfigError(
+                f"model.attention_window has {window} for layer {layer}, but the position "
+                f"table has room for {longest} tokens (max_position_embeddings of the model); "
+                "use a smaller window"
+            )

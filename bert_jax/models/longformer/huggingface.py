@@ -62,7 +62,7 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Lo
             pad_token_id=read("pad_token_id", 1),
         ),
         hidden_act=activation,
-        attention_window=_read_windows(read, fields["num_hidden_layers"]),
+        attention_window=read_windows(read, fields["num_hidden_layers"]),
         sep_token_id=read("sep_token_id", 2),
         # Not a field of Hugging Face's class, which keeps unknown fields and ignores them.
         max_global_tokens=read("max_global_tokens", LongformerConfig.max_global_tokens),
@@ -70,7 +70,8 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Lo
     )
 
 
-def _read_windows(read: ReadField, num_layers: int) -> tuple[int, ...]:
+def read_windows(read: ReadField, num_layers: int) -> tuple[int, ...]:
+    """Reads the window of each layer, which is a list or one number for all."""
     try:
         return tuple(read("attention_window", [512] * num_layers))
     except UserError:  # not a list: one window for all layers

@@ -1,5 +1,7 @@
 """Defines the Longformer encoder: RoBERTa's, with a window of keys and with global tokens."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -20,11 +22,7 @@ class LongformerEncoder(nnx.Module):
     """Encodes token ids (Beltagy et al. 2020); pooler and heads are not part of it."""
 
     def __init__(self, config: LongformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        if compute.layer_loop == "scanned" and len(set(config.attention_window)) > 1:
-            raise ConfigError(
-                f"model.attention_window is {list(config.attention_window)}, but a scan compiles "
-                "one layer for all; use the same window in all layers, or layer_loop unrolled"
-            )
+        check_layer_loop(config.attention_window, compute)
         self.embeddings = Embeddings(config, compute, rngs)
         self.layers = nnx.List(
             [
@@ -98,6 +96,15 @@ class LongformerEncoder(nnx.Module):
     def token_embeddings(self) -> jax.Array:
         """Returns the table of token embeddings, [V, D]."""
         return self.embeddings.word_embeddings.embedding[...]
+
+
+def check_layer_loop(windows: Sequence[int], compute: ComputeConfig) -> None:
+    """Raises a ConfigError for a scan over layers with different windows."""
+    if compute.layer_loop == "scanned" and len(set(windows)) > 1:
+        raise ConfigError(
+            f"model.attention_window is {list(windows)}, but a scan compiles one layer for all; "
+            "use the same window in all layers, or layer_loop unrolled"
+        )
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

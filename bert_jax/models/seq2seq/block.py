@@ -118,6 +118,12 @@ class Attention(nnx.Module):
         """Projects hidden states [B, L, D] to keys and values."""
         return KeysValues(self._heads(self.key(x_BLD)), self._heads(self.value(x_BLD)))
 
+    def __call__(
+        self, x_BLD: jax.Array, mask: AttentionMask, dropout_seed: DropoutSeed | None
+    ) -> tuple[jax.Array, None]:
+        """Attends within each sequence; the interface is that of `SelfAttention`."""
+        return self.attend(x_BLD, self.keys_values(x_BLD), mask, dropout_seed), None
+
     def attend(
         self,
         x_BQD: jax.Array,
@@ -172,6 +178,8 @@ NUM_DROPOUT_SITES = 6
 """Dropouts in a decoder layer, two in each sublayer. An encoder layer leaves two of them unused."""
 
 MakeNorm = Callable[[], nnx.Module]
+SelfAttentionOf = Callable[[int], nnx.Module]
+"""Builds the self-attention of a layer from its index; it has the interface of `Attention`."""
 
 
 class LayerInputs(NamedTuple):
@@ -218,10 +226,16 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
         *,
         is_decoder: bool,
+        attention: nnx.Module | None = None,
     ):
-        """Initializes all parameters; `make_norm` builds the norm of a sublayer."""
+        """Initializes all parameters.
+
+        Args:
+          make_norm: builds the norm of a sublayer.
+          attention: the self-attention of an encoder; None for `Attention`.
+        """
         self.attention_norm: Any = make_norm()
-        self.attention = Attention(spec, compute, rngs)
+        self.attention: Any = attention or Attention(spec, compute, rngs)
         if is_decoder:
             self.cross_attention_norm: Any = make_norm()
             self.cross_attention = Attention(spec, compute, rngs)
@@ -248,7 +262,7 @@ class Block(nnx.Module):
         mask, cross_mask, source = inputs
 
         def attend(x: jax.Array) -> jax.Array:
-            return self.attention.attend(x, self.attention.keys_values(x), mask, seeds[0])
+            return self.attention(x, mask, seeds[0])[0]
 
         def attend_to_source(x: jax.Array) -> jax.Array:
             assert source is not None and cross_mask is not None

@@ -74,8 +74,13 @@ class Seq2SeqTransformerConfig:
 
     @property
     def max_length(self) -> int:
-        """Returns the largest number of tokens of a source and of a target."""
+        """Returns the largest number of tokens of a source."""
         raise NotImplementedError
+
+    @property
+    def max_target_length(self) -> int:
+        """Returns the largest number of tokens of a target: that of a source, unless LED's."""
+        return self.max_length
 
     @property
     def attention_width(self) -> int:
@@ -115,9 +120,7 @@ class Seq2SeqTransformerConfig:
         inner = self.attention_width
         projection = self.hidden_size * inner
         feed_forward = self.num_feed_forward_kernels * self.hidden_size * self.intermediate_size
-        encoder_layer = encoder_length * (
-            4 * projection + feed_forward + 2 * inner * encoder_length
-        )
+        encoder_layer = encoder_length * (4 * projection + feed_forward)
         decoder_layer = decoder_length * (
             6 * projection + feed_forward + 2 * inner * (decoder_length + encoder_length)
         )
@@ -126,9 +129,14 @@ class Seq2SeqTransformerConfig:
         logits = decoder_length * self.hidden_size * self.vocab_size
         return 2.0 * (
             self.num_encoder_layers * encoder_layer
+            + self.encoder_attention_products(encoder_length)
             + self.num_decoder_layers * decoder_layer
             + logits
         )
+
+    def encoder_attention_products(self, length: int) -> float:
+        """Returns the multiply-adds of scores and contexts of a source in the encoder's layers."""
+        return self.num_encoder_layers * 2 * self.attention_width * length**2
 
 
 _LARGEST_SIZES = {

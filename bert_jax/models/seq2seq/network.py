@@ -8,7 +8,6 @@ The parameters are a nested dict:
 table of their own.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -70,12 +69,12 @@ class Stack(nnx.Module):
         """
         raise NotImplementedError
 
-    def bias(self, length: int) -> jax.Array | None:
-        """Returns the bias on the scores of self-attention, float32 [1, H, L, L]; None for 0."""
+    def mask(self, mask: AttentionMask, length: int) -> AttentionMask:
+        """Returns the mask of self-attention with the family's bias, float32 [1, H, L, L]."""
         raise NotImplementedError
 
     def bias_at(self, position: jax.Array, length: int) -> jax.Array:
-        """Returns the row of `bias` of one query, float32 [H, L] or [1, L]."""
+        """Returns the row of the bias of one query, float32 [H, L] or [1, L]."""
         raise NotImplementedError
 
     def finish(self, x: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
@@ -100,8 +99,7 @@ class Stack(nnx.Module):
             dropout_key, len(self.layers), NUM_DROPOUT_SITES
         )
         embedded = self.embed(vectors_BLD, position_ids, embedding_seed)
-        if (bias := self.bias(vectors_BLD.shape[1])) is not None:
-            inputs = inputs._replace(mask=dataclasses.replace(inputs.mask, bias=bias))
+        inputs = inputs._replace(mask=self.mask(inputs.mask, vectors_BLD.shape[1]))
         run = run_layers(
             self.layers,
             self.compute,

@@ -4,10 +4,13 @@ No layer has a bias, norms are RMS norms, and attention scores are not scaled: t
 of the query kernels does that. One relative bias serves all layers of a stack.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import RmsNorm
@@ -62,9 +65,9 @@ class T5Stack(Stack):
         x = dropout(vectors_BLD, self.dropout_rate, dropout_seed)
         return x.astype(self.compute.dtype)
 
-    def bias(self, length: int) -> jax.Array:
-        """Returns the relative bias, float32 [1, H, L, L]."""
-        return self.relative_attention_bias(length)
+    def mask(self, mask: AttentionMask, length: int) -> AttentionMask:
+        """Adds the relative bias, float32 [1, H, L, L]."""
+        return dataclasses.replace(mask, bias=self.relative_attention_bias(length))
 
     def bias_at(self, position: jax.Array, length: int) -> jax.Array:
         """Returns the relative bias of one query, float32 [H, L]."""
