@@ -358,7 +358,12 @@ def _decode_chunks(
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(raw, final=not raw)
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
+            is_utf = encoding.lower() in ("utf-16", "utf-32", "utf16", "utf32")
+            # A missing byte-order mark is a UnicodeDecodeError since Python 3.13.
+            if not isinstance(error, UnicodeDecodeError) or (is_utf and "BOM" in error.reason):
+                hint = f"; use {encoding}-le or {encoding}-be" if is_utf else ""
+                raise UserError(f"{name}: not {encoding} text ({error}){hint}") from None
             offset = bytes_read - pending + error.start
             hint = "utf-16" if offset == 0 and raw.startswith(_UTF16_MARKS) else "latin-1"
             location = f"byte {offset}" + " (after unzipping)" * is_compressed(name)
@@ -367,10 +372,6 @@ def _decode_chunks(
                 f"{name}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}; "
                 + advice.format(hint)
             ) from None
-        except UnicodeError as error:
-            byte_order = encoding.lower() in ("utf-16", "utf-32", "utf16", "utf32")
-            hint = f"; use {encoding}-le or {encoding}-be" if byte_order else ""
-            raise UserError(f"{name}: not {encoding} text ({error}){hint}") from None
         bytes_read += len(raw)
         if first and text:
             # The codec "utf-8" keeps a byte-order mark, which would become a part of the first
