@@ -15,16 +15,21 @@ _EVALUATION = "evaluation.json"
 
 
 def measures(
-    *, blimp: str | None = None, task: str | None = None, metric: str = "accuracy"
+    *,
+    loss: str = "mlm_loss",
+    blimp: str | None = None,
+    task: str | None = None,
+    metric: str = "accuracy",
 ) -> dict[Column, Evaluation]:
     """Returns the held-out loss, and what else is given.
 
     Args:
+      loss: the metric of the held-out evaluation.
       blimp: as `files` of `minimal_pairs`.
       task: TASK and flags of `bert-jax finetune`, separated by spaces.
       metric: the metric of the task on dev.
     """
-    found = {HELD_OUT: held_out_loss()}
+    found = {HELD_OUT: held_out_loss(loss)}
     if blimp is not None:
         found[BLIMP] = minimal_pairs(blimp)
     if task is not None:
