@@ -4,6 +4,7 @@ The references are written from the definitions, in float64 and without JAX, so 
 the compiler or of the device cannot be on both sides of a comparison.
 """
 
+import dataclasses
 import functools
 import math
 import zlib
@@ -17,6 +18,11 @@ import numpy as np
 from bert_jax.apps.verify.checks import Check, Context, Measured, Target
 from bert_jax.losses import cross_entropy
 from bert_jax.models.layers import pallas_attention
+from bert_jax.models.layers.attention import (
+    AttentionMask,
+    library_attention,
+    make_attention_mask,
+)
 from bert_jax.models.layers.dropout import keep_mask, make_dropout_seeds, quantized_rate
 from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
 from bert_jax.models.layers.linear import embedding_lookup
@@ -45,6 +51,10 @@ def kernel_checks() -> list[Check]:
             lambda dtype: _kernel_difference(dtype, packed=True),
         ),
         "attention as trained": ("context and gradients of fused_attention", _fused_difference),
+        "library attention": (
+            "jax.nn.dot_product_attention, of cuDNN on a GPU in bfloat16: context and gradients",
+            _library_difference,
+        ),
         "windowed attention": ("context and gradients of local_attention", _local_difference),
         "matrix products": ("dense, dense_transposed, position_scores", _product_difference),
         "embedding gradient": ("4,096 additions to one row", _embedding_difference),
@@ -177,6 +187,31 @@ def _fused_difference(dtype: str) -> float:
 
     found = _value_and_gradients(attend, qkv, grad)
     expected = attention_reference((*qkv, grad), _segment_mask(q_ids, kv_ids), keep, _HEADS)
+    return relative_difference(found, expected)
+
+
+def _library_difference(dtype: str) -> float:
+    """Computes padded, packed and causal windowed attention as `compute.attention="cudnn"` does."""
+    is_supported = jax.devices()[0].platform == "gpu" and dtype == "bfloat16"
+    implementation = "cudnn" if is_supported else "xla"
+    found, expected, position = [], [], np.arange(_LENGTH)
+    for packed, radius in ((False, None), (True, None), (False, _RADIUS)):
+        (*qkv, grad), q_ids, kv_ids = _attention_inputs(dtype, packed)
+        mask = make_attention_mask(kv_ids, kv_ids if packed else None, radius is not None)
+        mask, allowed = dataclasses.replace(mask, radius=radius), _segment_mask(q_ids, kv_ids)
+        if radius is not None:
+            distance = position[:, None] - position
+            allowed = _segment_mask(kv_ids, kv_ids) & (distance >= 0) & (distance <= radius)
+            grad *= (kv_ids[..., None] == 1).astype(dtype)  # the context of padding is not compared
+
+        def attend(*qkv: jax.Array, mask: AttentionMask = mask) -> jax.Array:
+            q, k, v = (x.reshape(_BATCH, _LENGTH, _HEADS, _HEAD_WIDTH) for x in qkv)
+            return library_attention(q, k, v, mask, implementation).reshape(qkv[0].shape)
+
+        context, *gradients = _value_and_gradients(attend, qkv, grad)
+        found += [context * (grad != 0), *gradients]
+        reference, *gradients = attention_reference((*qkv, grad), allowed, None, _HEADS)
+        expected += [reference * (np.asarray(grad) != 0), *gradients]
     return relative_difference(found, expected)
 
 

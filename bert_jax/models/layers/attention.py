@@ -2,11 +2,13 @@
 
 import functools
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers import pallas_attention
 from bert_jax.models.layers.config import ComputeConfig
@@ -107,7 +109,7 @@ class SelfAttention(nnx.Module):
         )
         self.num_heads = config.num_attention_heads
         self.dropout_rate = config.attention_probs_dropout_prob
-        self.fused = compute.attention == "pallas"
+        self.implementation = compute.attention
 
     def __call__(
         self,
@@ -144,9 +146,19 @@ class SelfAttention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns what `__call__` returns, from queries [B, L, D] and their keys and values."""
         B, L, D = q.shape
+        if (
+            self.implementation == "cudnn"
+            and (dropout_seed is None or not self.dropout_rate)
+            and (mask.radius is None or mask.causal)
+            and mask.bias is None
+            and not return_attention_weights
+        ):
+            _check_gpu()
+            q, k, v = (x.reshape(B, L, -1, D // self.num_heads) for x in (q, k, v))
+            return self.output(library_attention(q, k, v, mask).reshape(B, L, D)), None
         k, v = (_repeat_heads(x, D, D // self.num_heads) for x in (k, v))
         use_kernel = (
-            self.fused
+            self.implementation == "pallas"
             and pallas_attention.is_supported(L, D, self.num_heads)
             and not (return_attention_weights or mask.causal)
             and mask.bias is None
@@ -188,6 +200,56 @@ class SelfAttention(nnx.Module):
         return self.output(
             context.reshape(B, L, D)
         ), attention_weights if return_attention_weights else None
+
+
+def library_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: AttentionMask,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> jax.Array:
+    """Computes attention with `jax.nn.dot_product_attention`: the context [B, L, H, K].
+
+    Padding becomes a number of keys for each sequence, which lets cuDNN skip the others. Packed
+    sequences need a mask [B, 1, L, L].
+
+    Args:
+      q: the queries, [B, L, H, K].
+      k: the keys, [B, L, G, K], where G divides H.
+      v: the values, of the keys' shape.
+      mask: without a bias. If padding is not at the end of a sequence, its context is NaN, because
+        a number of keys cannot describe it.
+      implementation: "xla" computes the same on any device, to check it.
+    """
+
+    def attend(**masks: Any) -> jax.Array:
+        # jax.nn computes bfloat16 with float32, which `jax_numpy_dtype_promotion="strict"` forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **masks)
+
+    if mask.q_segment_ids.shape[1] > 1 or mask.causal_rows is not None:
+        return attend(mask=mask.mask_BHQK())
+    lengths = jnp.sum(mask.kv_segment_ids, axis=1, dtype=jnp.int32)
+    window = None if mask.radius is None else (mask.radius, 0 if mask.causal else mask.radius)
+    # Empty sequences and padding that no key of its window reaches must not divide zero by zero.
+    context = attend(
+        query_seq_lengths=None if window is None else jnp.maximum(lengths, 1),
+        key_value_seq_lengths=jnp.maximum(lengths, 1),
+        is_causal=mask.causal,
+        local_window_size=window,
+    )
+    is_real = jnp.arange(q.shape[1]) < lengths[:, None]
+    fits = jnp.all(is_real == (mask.kv_segment_ids == 1), axis=1)
+    return jnp.where(fits[:, None, None, None], context, jnp.nan)
+
+
+def _check_gpu() -> None:
+    if jax.default_backend() != "gpu":
+        raise ConfigError(
+            f'compute.attention is "cudnn", which needs an NVIDIA GPU, but the devices are '
+            f"{jax.devices()[0].device_kind}; set compute.attention=xla, or pallas on TPUs"
+        )
 
 
 def _local_query_ids(mask: AttentionMask, radius: int) -> jax.Array:

@@ -151,13 +151,23 @@ class ComputeConfig:
         "pallas" saves no array of size L x L for the backward pass and is one fused kernel on TPUs.
         It is computed as "xla" where the kernel does not apply: with a causal mask, with a bias, in
         a window of tokens, when attention weights are returned, and for lengths above 512 or not a
-        multiple of 128.
+        multiple of 128. "cudnn" is the fused kernel of cuDNN, for NVIDIA GPUs and bfloat16 only. It
+        is computed as "xla" with dropout of attention weights, with a bias, in a window without a
+        causal mask, and when attention weights are returned.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     layer_loop: Literal["unrolled", "scanned"] = "unrolled"
     remat: Literal["none", "full", "save_dots"] = "none"
-    attention: Literal["xla", "pallas"] = "xla"
+    attention: Literal["xla", "pallas", "cudnn"] = "xla"
+
+    def __post_init__(self) -> None:
+        if self.attention == "cudnn" and self.dtype != "bfloat16":
+            raise ConfigError(
+                f'compute.attention is "cudnn", whose kernels compute in bfloat16, but '
+                f'compute.dtype is "{self.dtype}"; set compute.dtype=bfloat16, or '
+                "compute.attention=xla"
+            )
 
 
 def check_dropout(field: str, rate: float) -> None:

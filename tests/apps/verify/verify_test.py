@@ -70,7 +70,7 @@ def test_all_checks_run_end_to_end(tmp_path, monkeypatch):
     assert all(check["value"] is not None and check["seconds"] > 0 for check in report["checks"])
     assert report["devices"]["devices"] == 8 and "jax" in report["versions"]
     page = (tmp_path / "verify.html").read_text()
-    assert page == make_page(report) and "24 pass" in page and "<script" not in page
+    assert page == make_page(report) and "26 pass" in page and "<script" not in page
 
 
 def test_broken_kernel_is_found(tmp_path, monkeypatch):
