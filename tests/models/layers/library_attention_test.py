@@ -56,8 +56,8 @@ def test_context_and_gradients_equal_own_attention(name, num_kv_heads):
     # In a window, padding has no context: no query reads it.
     is_read = PADDED[:, :, None, None] == 1 if "window" in name and "packed" not in name else True
     grad = jnp.where(is_read, grad, 0)
-    found, back = jax.vjp(lambda *x: library_attention(*x, mask, "xla"), q, k, v)
-    expected, own_back = jax.vjp(lambda *x: own_attention(*x, mask), q, k, v)
+    found, back = jax.vjp(lambda q, k, v: library_attention(q, k, v, mask, "xla"), q, k, v)
+    expected, own_back = jax.vjp(lambda q, k, v: own_attention(q, k, v, mask), q, k, v)
     np.testing.assert_allclose(
         jnp.where(is_read, found, 0), jnp.where(is_read, expected, 0), rtol=1e-5, atol=1e-5
     )
@@ -92,9 +92,9 @@ def test_empty_sequence_has_a_finite_context():
 def test_layer_uses_the_library_where_it_can(monkeypatch, name, rate, changes, uses_library):
     calls = []
 
-    def counted(*args):
-        calls.append(args)
-        return library_attention(*args, "xla")
+    def counted(q, k, v, mask):
+        calls.append(mask)
+        return library_attention(q, k, v, mask, "xla")
 
     monkeypatch.setattr(attention, "library_attention", counted)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
