@@ -3,8 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
-from bert_jax.config.train import Phase
+from bert_jax.config.train import Phase, num_predictions
 from bert_jax.errors import ConfigError
+
+# mmBERT's phases: the fraction of the updates up to the end of the phase, and the masking rate.
+# They have 2.3, 0.6 and 0.1 of its 3 trillion tokens.
+_MMBERT_PHASES = ((0.77, 0.3), (0.97, 0.15), (1.0, 0.05))
 
 
 def warm_up_batch_size(
@@ -58,6 +62,28 @@ def _num_microbatches(phase: Phase, batch_size: int) -> int:
     while batch_size % number:
         number += 1
     return number
+
+
+def with_mmbert_masking_rates(phase: Phase) -> tuple[Phase, ...]:
+    """Divides a phase into those of mmBERT (Marone et al. 2025): 30, 15 and 5 % of the tokens.
+
+    A phase without updates is left out.
+    """
+    phases: list[Phase] = []
+    start = 0
+    for fraction, rate in _MMBERT_PHASES:
+        stop = round(fraction * phase.steps)
+        if stop > start:
+            phases.append(
+                dataclasses.replace(
+                    phase,
+                    steps=stop - start,
+                    max_predictions_per_seq=num_predictions(rate, phase.seq_length),
+                    mlm_probability=rate,
+                )
+            )
+        start = stop
+    return tuple(phases)
 
 
 def updates_of_sequences(phases: Sequence[Phase], num_sequences: int) -> int:

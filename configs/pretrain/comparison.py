@@ -29,6 +29,7 @@ from bert_jax.config.data import (
 )
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import CausalLM, Pretraining, ReplacedTokens
+from bert_jax.config.phases import warm_up_batch_size, with_mmbert_masking_rates
 from bert_jax.config.train import (
     AdamW,
     CheckpointConfig,
@@ -53,10 +54,14 @@ ObjectiveName = Literal[
     "mlm+nsp", "mlm", "mlm+sop", "spans", "replaced_tokens", "left_to_right", "diffusion"
 ]
 Architecture = Literal["bert", "albert", "deberta", "modernbert", "eurobert"]
+Phases = Literal["one", "masking_rates", "batch_sizes", "causal_lm_first"]
 
 _HEAD_WIDTH = 64
 # The width of ELECTRA's generator as a fraction of the discriminator's; the paper finds 1/4 to 1/2.
 _GENERATOR_FRACTION = 0.5
+# Batches grow from a quarter of their size, over a fifth of the sequences. ModernBERT's grow over
+# 3 %, which is less than the warmup of the learning rate here.
+_FIRST_BATCH, _SMALL_BATCHES = 1 / 4, 1 / 5
 
 
 def get_config(
@@ -72,6 +77,7 @@ def get_config(
     seq_length: int = 64,
     mlm_probability: float = 0.3,
     learning_rate: float = 1.5e-3,
+    phases: Phases = "one",
     num_checkpoints: int = 1,
     seed: int = 0,
 ) -> Experiment:
@@ -83,6 +89,9 @@ def get_config(
         left to right, the ablation of BERT's paper; or masked diffusion (MDLM), whose held-out loss
         is its own.
       architecture: the encoder; all but BERT's are trained with masked LM alone.
+      phases: what changes during the run: nothing; the fraction of masked tokens, as in mmBERT; the
+        size of the batch, which grows over a fifth of the sequences, in more updates than `steps`;
+        or the objective, causal LM in the first half of the updates and masked LM in the other.
       num_checkpoints: how many checkpoints are kept, evenly spaced, at most ten.
     """
     if architecture != "bert" and objective != "mlm":
@@ -102,6 +111,16 @@ def get_config(
         "attention_probs_dropout_prob": 0.0,
     }
     input_format, masking = _data(objective, mlm_probability)
+    phase = Phase(
+        steps=steps,
+        seq_length=seq_length,
+        batch_size=batch_size,
+        max_predictions_per_seq=(
+            seq_length if objective == "diffusion" else 1 + round(mlm_probability * seq_length)
+        ),
+    )
+    divided = _divided(phase, phases)
+    steps = sum(each.steps for each in divided)
     eval_every, save_every = max(1, steps // 6), max(1, steps // 10)
     evaluation = None
     # Tokens without a span around them have no boundaries to predict them from.
@@ -115,18 +134,7 @@ def get_config(
         objective=_objective(objective, architecture, sizes, seq_length, tokenizer.mask_id),
         data=PretrainingData(corpus=corpus, input_format=input_format, masking=masking),
         train=TrainConfig(
-            phases=(
-                Phase(
-                    steps=steps,
-                    seq_length=seq_length,
-                    batch_size=batch_size,
-                    max_predictions_per_seq=(
-                        seq_length
-                        if objective == "diffusion"
-                        else 1 + round(mlm_probability * seq_length)
-                    ),
-                ),
-            ),
+            phases=divided,
             optimizer=AdamW(b2=0.98),
             schedule=WarmupStableDecay(
                 peak_learning_rate=learning_rate,
@@ -138,6 +146,23 @@ def get_config(
             logging=LoggingConfig(log_every=200),
         ),
     )
+
+
+def _divided(phase: Phase, phases: Phases) -> tuple[Phase, ...]:
+    match phases:
+        case "one":
+            return (phase,)
+        case "masking_rates":
+            return with_mmbert_masking_rates(phase)
+        case "batch_sizes":
+            return warm_up_batch_size(
+                (phase,),
+                first_batch_size=round(_FIRST_BATCH * phase.batch_size),
+                num_sequences=round(_SMALL_BATCHES * phase.steps * phase.batch_size),
+            )
+        case "causal_lm_first":
+            first = dataclasses.replace(phase, steps=(phase.steps + 1) // 2, causal_lm=True)
+            return first, dataclasses.replace(phase, steps=max(1, phase.steps // 2))
 
 
 def _data(objective: ObjectiveName, mlm_probability: float) -> tuple[InputFormat, MaskingConfig]:

@@ -35,7 +35,11 @@ from typing import Literal
 from bert_jax.config.data import Masking, PackedSegments, PretrainingData
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Pretraining
-from bert_jax.config.phases import updates_of_sequences, warm_up_batch_size
+from bert_jax.config.phases import (
+    updates_of_sequences,
+    warm_up_batch_size,
+    with_mmbert_masking_rates,
+)
 from bert_jax.config.train import (
     CheckpointConfig,
     HeldOutEval,
@@ -45,7 +49,6 @@ from bert_jax.config.train import (
     TrainConfig,
     WarmupStableDecay,
     make_mesh_config,
-    num_predictions,
 )
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.models.layers.config import ComputeConfig
@@ -55,9 +58,6 @@ _TOKENS, _WARMUP_TOKENS = 1.719e12, 3e9
 _SMALL_BATCHES = 50e9 / _TOKENS  # the fraction of the tokens in batches below the full size
 _SIZES_OF_BATCHES = 6  # in the growth of the batch, the full one included
 _MASKING_RATE = 0.3
-# mmBERT's phases: the fraction of the updates up to the end of the phase, and the masking rate.
-# They have 2.3, 0.6 and 0.1 of its 3 trillion tokens.
-_MMBERT_PHASES = ((0.77, 0.3), (0.97, 0.15), (1.0, 0.05))
 _DECAY_FRACTION = 0.03  # of all updates, as 50 billion tokens are of the published run
 
 # Peak learning rate, and the weight decay for each update at the peak (both papers' configs).
@@ -116,7 +116,7 @@ def get_config(
         max_predictions_per_seq=round(_MASKING_RATE * seq_length),
         gradient_accumulation_steps=gradient_accumulation_steps,
     )
-    phases = (phase,) if masking_rates == "modernbert" else _mmbert_phases(phase)
+    phases = (phase,) if masking_rates == "modernbert" else with_mmbert_masking_rates(phase)
     if batch_size_warmup:
         phases = warm_up_batch_size(
             phases,
@@ -161,22 +161,3 @@ def get_config(
         ),
         mesh=make_mesh_config(parallelism, dtype if tpu else "float32"),
     )
-
-
-def _mmbert_phases(phase: Phase) -> tuple[Phase, ...]:
-    """Divides a phase into those of mmBERT; a phase without updates is left out."""
-    phases: list[Phase] = []
-    start = 0
-    for fraction, rate in _MMBERT_PHASES:
-        stop = round(fraction * phase.steps)
-        if stop > start:
-            phases.append(
-                dataclasses.replace(
-                    phase,
-                    steps=stop - start,
-                    max_predictions_per_seq=num_predictions(rate, phase.seq_length),
-                    mlm_probability=rate,
-                )
-            )
-        start = stop
-    return tuple(phases)

@@ -45,6 +45,7 @@ def systems_of(
     measured: Measures,
     *,
     without_loss: Collection[str] = (),
+    without_blimp: Collection[str] = (),
     without_task: Collection[str] = (),
 ) -> tuple[System, ...]:
     """Returns a system for each model.
@@ -53,12 +54,14 @@ def systems_of(
       models: the names of the models.
       measured: what is measured of each.
       without_loss: the models whose held-out loss cannot be compared with the others'.
+      without_blimp: the models without a head that scores texts.
       without_task: the models that cannot be fine-tuned.
     """
-    left_out = {name: {HELD_OUT} for name in without_loss}
-    for name in without_task:
-        tasks = {column for column in measured if column not in (HELD_OUT, BLIMP)}
-        left_out[name] = left_out.get(name, set()) | tasks
+    left_out = {
+        HELD_OUT: without_loss,
+        BLIMP: without_blimp,
+        **{column: without_task for column in measured if column not in (HELD_OUT, BLIMP)},
+    }
     return tuple(
         System(
             name=name,
@@ -66,7 +69,7 @@ def systems_of(
             evaluations={
                 column.name: evaluation
                 for column, evaluation in measured.items()
-                if column not in left_out.get(name, ())
+                if name not in left_out[column]
             },
         )
         for name in models

@@ -14,7 +14,8 @@ from bert_jax.apps.studies.sheets.budgets import updates_of
 from bert_jax.apps.studies.sheets.run import SheetStudy, load_sheet
 from bert_jax.apps.studies.sheets.sheet import Pretrain
 from bert_jax.apps.testing.text_corpus import prepare_corpus
-from bert_jax.config.recipes import shipped_recipes
+from bert_jax.config.recipes import call_recipe, load_recipe, shipped_recipes
+from bert_jax.config.train import WarmupStableDecay
 
 TUNING = ["model=exported", "task=glue/rte"]
 RETRIEVAL = [
@@ -61,6 +62,43 @@ def test_models_of_shipped_sheets_can_be_trained(name, corpus, tmp_path):
             )
             assert spent.amount(budget.unit) == pytest.approx(budget.amount, rel=0.01)
     assert study.settings["title"] == sheet.title
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        ("one", [(1000, 16, 20, None, False)]),
+        (
+            "masking_rates",
+            [(770, 16, 19, 0.3, False), (200, 16, 10, 0.15, False), (30, 16, 3, 0.05, False)],
+        ),
+        (
+            "batch_sizes",  # 133 * (4 + 8 + 12) sequences are a fifth of 16,000
+            [(133, 4), (133, 8), (133, 12), (800, 16)],
+        ),
+        ("causal_lm_first", [(500, 16, 20, None, True), (500, 16, 20, None, False)]),
+    ],
+)
+def test_phases_of_the_recipe(phases, expected, corpus):
+    arguments = [f"corpus={corpus}", "objective=mlm", "steps=1000", f"phases={phases}"]
+    built = call_recipe(load_recipe("comparison"), arguments, "comparison").train
+    found = [
+        (
+            *(phase.steps, phase.batch_size, phase.max_predictions_per_seq),
+            *(phase.mlm_probability, phase.causal_lm),
+        )
+        for phase in built.phases
+    ]
+    assert found == [(*each, 20, None, False)[:5] if len(each) == 2 else each for each in expected]
+    assert isinstance(built.schedule, WarmupStableDecay)
+    assert built.schedule.decay_steps == built.steps * 3 // 10
+
+
+def test_mixed_row_of_recipes_has_no_minimal_pairs(corpus):
+    sheet = load_sheet("sheets/recipes", [*arguments("recipes", corpus), "blimp=*.jsonl"])
+    columns = {system.name: list(system.evaluations) for system in sheet.systems}
+    assert columns.pop("masked and causal (GPT-BERT)") == ["held-out loss"]
+    assert set(map(tuple, columns.values())) == {("held-out loss", "BLiMP")}
 
 
 SHEET = """

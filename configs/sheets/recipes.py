@@ -1,0 +1,80 @@
+"""Compares switches of pretraining that spend the same number of FLOPs.
+
+    bert-jax sheet recipes --output runs/recipes \\
+        --arg corpus=data/train heldout=data/heldout blimp='blimp/*.jsonl.gz'
+
+One thing differs from masked LM of 30 % of the tokens in each row: Muon instead of AdamW (Jordan et
+al. 2024), fewer masks late in the run (mmBERT, Marone et al. 2025), small batches first
+(ModernBERT, Warner et al. 2024), causal LM in the first half of the updates (Gisserot-Boukhlef et
+al. 2025), and one causal sequence of sixteen (GPT-BERT, Charpentier and Samuel 2024). The peak of
+the learning rate is the same in all rows; that of Muon has the scale of AdamW's updates.
+
+Causal tokens are all predicted, so the FLOPs of the head buy fewer updates of the last two rows.
+The held-out loss is that of masked LM at 15 %, with a view of both sides, in all rows; the last row
+predicts each token at the position before it. Its head scores no texts, so it has no BLiMP.
+"""
+
+from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
+from bert_jax.apps.studies.sheets.sheet import Budget, Pretrain, Sheet
+
+_REFERENCE, _MIXED = "masked LM", "masked and causal (GPT-BERT)"
+# A row of the sheet: the phases of the recipe, and overrides.
+_SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
+    _REFERENCE: ("one", ()),
+    "Muon": ("one", ("train.optimizer=Muon", "train.optimizer.b2=0.98")),
+    "30, 15 and 5 % masked": ("masking_rates", ()),
+    "small batches first": ("batch_sizes", ()),
+    "causal LM first": ("causal_lm_first", ()),
+    _MIXED: (
+        "one",
+        (
+            "objective.masked_next_token=true",
+            "data.causal_fraction=0.0625",
+            "train.phases.0.max_predictions_per_seq=64",
+        ),
+    ),
+}
+
+
+def get_config(
+    *,
+    corpus: str,
+    heldout: str,
+    blimp: str | None = None,
+    task: str | None = None,
+    metric: str = "accuracy",
+    architecture: str = "modernbert",
+    budget: float = 3e13,
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> Sheet:
+    """Returns the sheet.
+
+    Args:
+      corpus, heldout: folders that `bert-jax prepare` has written.
+      blimp: FILE and flags of `bert-jax minimal-pairs`.
+      task: TASK and flags of `bert-jax finetune`.
+      metric: the metric of the task on dev.
+      architecture: as in configs/pretrain/comparison.py; BERT's learned positions need several
+        times as many updates until such a small model is better than a unigram model.
+      budget: model FLOPs of each model.
+    """
+    data = {"corpus": corpus, "heldout": heldout, "objective": "mlm", "architecture": architecture}
+    models = {
+        name: Pretrain(
+            recipe="comparison", arguments={**data, "phases": phases}, overrides=overrides
+        )
+        for name, (phases, overrides) in _SWITCHES.items()
+    }
+    measured = measures(blimp=blimp, task=task, metric=metric)
+    return Sheet(
+        title="Recipes",
+        question="What do Muon, fewer masks late in the run, small batches first, and causal LM "
+        "before or beside masked LM contribute? Every model spends the same number of FLOPs.",
+        columns=tuple(measured),
+        models=models,
+        systems=systems_of(models, measured, without_blimp=(_MIXED,)),
+        reference=_REFERENCE,
+        budget=Budget(unit="FLOPs", amount=budget),
+        seeds=seeds,
+        curves=("mlm_loss",),
+    )
