@@ -42,6 +42,8 @@ EPILOG = """examples:
       --score-range 0 5 --loss cosent --model runs/nli --run runs/pairs
   bert-jax embed-train columns --train sentences.csv --texts text --loss simcse --model exported \\
       --run runs/simcse
+  bert-jax embed-train columns --train sentences.csv --texts text --loss tsdae --pooling cls \\
+      --model exported --run runs/tsdae
   bert-jax embed-train columns --train mined.jsonl --texts query,positive,negative_1 \\
       --loss splade --model exported --run runs/splade
 
@@ -52,7 +54,9 @@ DATA is
   columns  your CSV, TSV, JSON lines or Parquet file (--train, --texts, --score or --label)
 
 The default of --loss is multiple-negatives-ranking; it is cosent for data with scores, softmax for
-data with labels, and simcse for single texts.
+data with labels, and simcse for single texts. tsdae reads single texts, too: it deletes 60 % of
+their words, and predicts the text from the vector of the rest (--set
+objective.loss.deletion_ratio=0.6).
 
 The losses splade and maxsim train a sparse model (SPLADE) and a multi-vector model (ColBERT) from
 queries, positives and any number of hard negatives, as `bert-jax search mine` finds them. The
@@ -76,6 +80,7 @@ LossName = Literal[
     "contrastive",
     "simcse",
     "supervised-simcse",
+    "tsdae",
     "mse",
     "embed-distill",
     "margin-mse",
@@ -242,6 +247,11 @@ class Arguments(RunArguments):
                 f"{name} is for dense vectors, which --loss {self.loss_name} does not train; "
                 "remove it"
             )
+        if name and self.loss_name == "tsdae":
+            raise ConfigError(
+                f"{name} sums losses that compare vectors, and --loss tsdae predicts texts; remove "
+                "it"
+            )
         needs_teacher = self.loss_name in ("mse", "embed-distill", "gist")
         has_teacher = needs_teacher or self.loss_name.endswith(_DISTILLATION)
         if (self.teacher is None and needs_teacher) or (self.teacher and not has_teacher):
@@ -301,6 +311,7 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
             mlp_only_train=args.mlp_only_train
         ),
         "supervised-simcse": sentence_embeddings.SupervisedSimCSE,
+        "tsdae": sentence_embeddings.DenoisingAutoEncoderLoss,
         "mse": lambda: sentence_embeddings.MSELoss(teacher=str(args.teacher)),
         "embed-distill": lambda: sentence_embeddings.EmbedDistillLoss(teacher=str(args.teacher)),
         "margin-mse": lambda: margin_mse,

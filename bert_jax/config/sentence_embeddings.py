@@ -467,6 +467,21 @@ class MaxSimRankingLoss:
         _check_positive("scale", self.scale)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DenoisingAutoEncoderLoss:
+    """Predicts single texts from the vectors of a part of their words (TSDAE, Wang et al. 2021).
+
+    The decoder sees the vector and the tokens before each token. It has the weights of the encoder
+    and of its masked-LM head; in each layer it has attention to the vector besides, which is
+    trained with them and then left out.
+    """
+
+    deletion_ratio: float = 0.6  # probability with which a word is deleted, anew in each epoch
+
+    def __post_init__(self) -> None:
+        check_range(f"{_LOSS}.deletion_ratio", self.deletion_ratio, at_least=0, at_most=1)
+
+
 SingleLoss = (
     SoftmaxLoss
     | CosineSimilarityLoss
@@ -546,21 +561,21 @@ class AdaptiveLayerLoss:
 
 
 DenseLoss = SingleLoss | MatryoshkaLoss | AdaptiveLayerLoss
-"""The losses of sentence encoders with one dense vector for each text."""
+"""The losses that compare dense vectors, one for each text."""
 
-RetrievalLoss = SpladeLoss | MaxSimRankingLoss
-"""The losses of sparse and of multi-vector encoders."""
+UnsummedLoss = SpladeLoss | MaxSimRankingLoss | DenoisingAutoEncoderLoss
+"""The losses that cannot be summed over sizes of vectors or layers."""
 
-SentenceLoss = DenseLoss | RetrievalLoss
+SentenceLoss = DenseLoss | UnsummedLoss
 
 
-def single_loss(loss: SentenceLoss) -> SingleLoss | RetrievalLoss:
+def single_loss(loss: SentenceLoss) -> SingleLoss | UnsummedLoss:
     """Returns the loss itself, or the one that is summed over sizes of vectors and layers."""
     of_layer = layer_loss(loss)
     return of_layer.loss if isinstance(of_layer, MatryoshkaLoss) else of_layer
 
 
-def layer_loss(loss: SentenceLoss) -> SingleLoss | MatryoshkaLoss | RetrievalLoss:
+def layer_loss(loss: SentenceLoss) -> SingleLoss | MatryoshkaLoss | UnsummedLoss:
     """Returns the loss itself, or the one that an `AdaptiveLayerLoss` sums over layers."""
     return loss.loss if isinstance(loss, AdaptiveLayerLoss) else loss
 
@@ -643,6 +658,11 @@ class SentenceEmbedding(ObjectiveBase):
             )
         if self.chunk_size is not None:
             check_range("objective.chunk_size", self.chunk_size, at_least=1)
+            if isinstance(self.loss, DenoisingAutoEncoderLoss):
+                raise ConfigError(
+                    f"objective.chunk_size is {self.chunk_size}, but {_LOSS} compares no examples; "
+                    "expected null, and gradient_accumulation_steps of train.phases instead"
+                )
 
     @property
     def embedding_size(self) -> int:

@@ -84,6 +84,9 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("simcse_mlp/bias", (None,)),
     ("teacher_projection/kernel", ("embed", None)),
     ("teacher_projection/bias", (None,)),
+    ("reconstruction/*/*/kernel", ("embed", None)),
+    ("reconstruction/*/*/bias", (None,)),
+    ("reconstruction/*/norm/scale", (None,)),
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
     ("heads/*/log_variance", ()),

@@ -12,10 +12,15 @@ from bert_jax.config.objectives import (
     SentenceEmbedding,
     Seq2Seq,
 )
-from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SpladeLoss
+from bert_jax.config.sentence_embeddings import (
+    DenoisingAutoEncoderLoss,
+    MaxSimRankingLoss,
+    SpladeLoss,
+)
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
+from bert_jax.objectives.denoising_embeddings import DenoisingEmbeddingObjective
 from bert_jax.objectives.distillation import (
     PretrainingDistillationObjective,
     SoftLabelObjective,
@@ -68,6 +73,8 @@ def make_objective(
             return SparseEmbeddingObjective(config)
         case SentenceEmbedding(loss=MaxSimRankingLoss()):
             return MultiVectorEmbeddingObjective(config)
+        case SentenceEmbedding(loss=DenoisingAutoEncoderLoss()):
+            return DenoisingEmbeddingObjective(config)
         case SentenceEmbedding():
             return SentenceEmbeddingObjective(config)
         case Seq2Seq():

@@ -28,12 +28,12 @@ from bert_jax.config.sentence_embeddings import (
     MatryoshkaLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
-    RetrievalLoss,
     SentenceEmbedding,
     SingleLoss,
     SoftmaxLoss,
     SupervisedSimCSE,
     TripletLoss,
+    UnsummedLoss,
     UnsupervisedSimCSE,
     single_loss,
 )
@@ -83,11 +83,11 @@ class SentenceEmbeddingObjective(Objective):
 
     def __init__(self, config: SentenceEmbedding):
         assert isinstance(config.sentence_encoder, SentenceEncoderConfig)
-        assert not isinstance(config.loss, RetrievalLoss)
+        assert not isinstance(config.loss, UnsummedLoss)
         self.config, self._sentence_config = config, config.sentence_encoder
         self.network = build_sentence_encoder(config.model, config.sentence_encoder, config.compute)
         self._dense_loss, loss = config.loss, single_loss(config.loss)
-        assert not isinstance(loss, RetrievalLoss)
+        assert not isinstance(loss, UnsummedLoss)
         self._loss = loss
 
     def abstract(self) -> Params:

@@ -64,6 +64,7 @@ _HEAD_NAMES = {
     "softmax_classifier": "softmax classifier",
     "simcse_mlp": "tanh layer of SimCSE",
     "teacher_projection": "layer to the vectors of the teacher",
+    "reconstruction": "attention of the decoder to the vector",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
 

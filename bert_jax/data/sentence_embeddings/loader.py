@@ -15,6 +15,7 @@ position continues with the same batches on any number of processes.
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,35 @@ from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import Batch, collate, plan_batches, shuffle_batches
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.errors import UserError
+
+
+class WordDeletion(NamedTuple):
+    """Describes how words of the first text of an example are deleted (TSDAE, Wang et al. 2021).
+
+    Attributes:
+      word_starts: bool [V], where a token begins a word.
+      ratio: the probability with which a word is deleted.
+    """
+
+    word_starts: np.ndarray
+    ratio: float
+
+    def apply(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Returns the int32 ids of a text without the deleted words; one of them always stays.
+
+        Args:
+          ids: with a special token at each end.
+        """
+        starts = self.word_starts[ids[1:-1]]
+        if not len(starts):
+            return ids
+        starts[0] = True
+        word_of_token = np.cumsum(starts) - 1
+        stays = rng.random(word_of_token[-1] + 1) >= self.ratio
+        if not stays.any():
+            stays[rng.integers(len(stays))] = True
+        return np.concatenate([ids[:1], ids[1:-1][stays[word_of_token]], ids[-1:]])
+
 
 MAX_PAIRS = 2**24
 """More pairs than this would take too much memory; small training sets need far fewer."""
@@ -154,6 +184,7 @@ class SentenceEmbeddingLoader:
       regularizer_warmup: (updates before this loader's first batch, updates in which the weight of
         a regularization grows from 0 with their square); the batch field `regularizer_scale` is the
         part of the weight at this update. None for losses without such a field.
+      deletion: of words of the first text of each example; None for none.
       start: the `position` of an earlier loader, to continue from there.
 
     Raises:
@@ -173,6 +204,7 @@ class SentenceEmbeddingLoader:
         process_index: int = 0,
         process_count: int = 1,
         regularizer_warmup: tuple[int, int] | None = None,
+        deletion: WordDeletion | None = None,
         start: int = 0,
     ) -> None:
         self._features, self._bucket_lengths = features, tuple(bucket_lengths)
@@ -184,6 +216,7 @@ class SentenceEmbeddingLoader:
             process_index * rows_per_process, (process_index + 1) * rows_per_process
         )
         self._position, self._regularizer_warmup = start, regularizer_warmup
+        self._deletion = deletion
         self._epochs: list[np.ndarray] = []
 
     @property
@@ -226,7 +259,20 @@ class SentenceEmbeddingLoader:
             first_step, warmup_steps = self._regularizer_warmup
             scale = regularizer_scale(first_step + step, warmup_steps)
             batch["regularizer_scale"] = np.full(len(batch["example_weights"]), scale, np.float32)
+        if self._deletion is not None:
+            self._delete_words(self._deletion, batch, step, indices[self._process_rows])
         return batch
+
+    def _delete_words(
+        self, deletion: WordDeletion, batch: Batch, step: int, examples: np.ndarray
+    ) -> None:
+        """Deletes words of the first text of each example in a batch of this process."""
+        ids_BL, mask_BL = batch["choice_input_ids"][:, 0], batch["choice_attention_mask"][:, 0]
+        for ids, mask, example in zip(ids_BL, mask_BL, examples.tolist(), strict=True):
+            rng = np.random.default_rng((self._seed, step, example))
+            rest = deletion.apply(ids[mask > 0], rng)
+            ids[:], mask[:] = self._pad_id, 0
+            ids[: len(rest)], mask[: len(rest)] = rest, 1
 
     def _length(self, indices: np.ndarray) -> int:
         """Returns the smallest bucket length that holds the longest text of a batch."""

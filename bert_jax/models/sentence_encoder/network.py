@@ -110,9 +110,10 @@ class SentenceEncoder(EncoderWithHeads):
         sentence_config: SentenceEncoderConfig,
         compute: ComputeConfig,
         rngs: nnx.Rngs,
+        heads: tuple[str, ...] = (),
     ):
-        """Initializes all parameters; for the errors see `SentenceHead`."""
-        super().__init__(config, compute, rngs)
+        """Initializes all parameters, with pretraining heads; errors as `SentenceHead`."""
+        super().__init__(config, compute, rngs, heads=heads)
         self.sentence_head = SentenceHead(sentence_config, config.hidden_size, rngs)
 
     def embed(

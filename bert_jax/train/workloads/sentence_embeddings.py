@@ -16,12 +16,12 @@ from bert_jax.config.sentence_embeddings import (
     ContrastiveLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
+    DenoisingAutoEncoderLoss,
     EmbedDistillLoss,
     GISTEmbedLoss,
     MaxSimRankingLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
-    RetrievalLoss,
     SentenceEmbedding,
     SentenceEmbeddingData,
     SentenceLoss,
@@ -30,6 +30,7 @@ from bert_jax.config.sentence_embeddings import (
     SpladeLoss,
     SupervisedSimCSE,
     TripletLoss,
+    UnsummedLoss,
     UnsupervisedSimCSE,
     compares_examples,
     distillation_loss,
@@ -41,7 +42,7 @@ from bert_jax.config.train import LabeledEval
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
+from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, WordDeletion
 from bert_jax.data.sentence_embeddings.text_groups import (
     TextGroups,
     group_features,
@@ -140,6 +141,7 @@ class SentenceEmbeddingWorkload(Workload):
             self._config.loss,
             self._data.batch_lengths(phase.seq_length),
             regularizer_warmup=self._regularizer_warmup(phase_index),
+            deletion=self._deletion(),
             batch_size=phase.batch_size,
             seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
@@ -153,6 +155,12 @@ class SentenceEmbeddingWorkload(Workload):
         steps = [phase.steps for phase in self._phases]
         warmup_steps = int(sum(steps) * self._config.loss.regularizer_warmup_ratio)
         return sum(steps[:phase_index]), warmup_steps
+
+    def _deletion(self) -> WordDeletion | None:
+        """Returns how words of the first text are deleted; None for losses without deletion."""
+        if not isinstance(self._config.loss, DenoisingAutoEncoderLoss):
+            return None
+        return WordDeletion(self._tokenizer.word_starts, self._config.loss.deletion_ratio)
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
@@ -225,12 +233,13 @@ def make_loader(
     bucket_lengths: Sequence[int],
     *,
     regularizer_warmup: tuple[int, int] | None = None,
+    deletion: WordDeletion | None = None,
     **settings: int,
 ) -> SentenceEmbeddingLoader:
     """Returns the batches of this process, in the way that the loss needs them.
 
     Args:
-      regularizer_warmup: see `SentenceEmbeddingLoader`.
+      regularizer_warmup, deletion: see `SentenceEmbeddingLoader`.
       settings: further arguments of `SentenceEmbeddingLoader`.
     """
     return SentenceEmbeddingLoader(
@@ -239,6 +248,7 @@ def make_loader(
         bucket_lengths,
         by_length=not compares_examples(loss),
         regularizer_warmup=regularizer_warmup,
+        deletion=deletion,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         **settings,
@@ -316,8 +326,8 @@ def _flat(pairs: TextGroups) -> TextGroups:
 def prepare_groups(groups: TextGroups, loss: SentenceLoss) -> TextGroups:
     """Returns the groups in the form that a loss reads.
 
-    For `UnsupervisedSimCSE` these are pairs of each text with itself, for the vectors of a teacher
-    single texts.
+    For `UnsupervisedSimCSE` and `DenoisingAutoEncoderLoss` these are pairs of a text with itself,
+    for the vectors of a teacher single texts.
 
     Raises:
       UserError: the groups have too few or too many texts, no scores or labels, or scores that the
@@ -325,7 +335,7 @@ def prepare_groups(groups: TextGroups, loss: SentenceLoss) -> TextGroups:
     """
     single = single_loss(loss)
     match single:
-        case UnsupervisedSimCSE():
+        case UnsupervisedSimCSE() | DenoisingAutoEncoderLoss():
             return repeated_texts(groups)
         case MSELoss() | EmbedDistillLoss():
             return single_texts(groups)
@@ -426,7 +436,7 @@ def label_names(groups: TextGroups) -> tuple[str, ...]:
     return tuple(sorted(set(groups.labels or ())))
 
 
-def _check_num_texts(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
+def _check_num_texts(groups: TextGroups, loss: SingleLoss | UnsummedLoss) -> None:
     match loss:
         case _ if distillation_loss(loss) is not None:
             is_expected, expected = groups.num_texts >= 3, "3 or more: query, positive, negatives"
@@ -447,7 +457,7 @@ def _check_num_texts(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> No
         )
 
 
-def _check_labels(groups: TextGroups, loss: SingleLoss | RetrievalLoss) -> None:
+def _check_labels(groups: TextGroups, loss: SingleLoss | UnsummedLoss) -> None:
     is_distillation = distillation_loss(loss) is not None
     has_scores = groups.teacher_scores is not None
     if has_scores and (not is_distillation or teacher_path(loss)):

@@ -9,7 +9,11 @@ import pytest
 from bert_jax.config.labeled_data import Glue, Snli
 from bert_jax.config.sentence_embeddings import NliFiles, StsBenchmark, TextFile
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, distinct_batches
+from bert_jax.data.sentence_embeddings.loader import (
+    SentenceEmbeddingLoader,
+    WordDeletion,
+    distinct_batches,
+)
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups, text_ids
 from bert_jax.errors import ConfigError, UserError
 
@@ -41,6 +45,50 @@ def make_loader(distinct: bool = True, by_length: bool = False, **fields):
 
 def examples(batch) -> list[int]:
     return batch["choice_input_ids"][:, 0, 0].tolist()
+
+
+def test_whole_words_are_deleted_and_one_always_stays():
+    starts = np.array([True] * 8 + [False, False])  # 8 and 9 continue a word
+    text = np.array([2, 4, 8, 5, 6, 9, 8, 7, 3], np.int32)
+    words = [(4, 8), (5,), (6, 9, 8), (7,)]
+    rng = np.random.default_rng(0)
+    counts, num_draws = np.zeros(5), 4000
+    for _ in range(num_draws):
+        rest = WordDeletion(starts, 0.6).apply(text, rng).tolist()
+        assert (rest[0], rest[-1]) == (2, 3)
+        stays = [word for word in words if word[0] in rest]
+        assert rest[1:-1] == [token for word in stays for token in word]
+        counts[len(stays)] += 1
+    # Of 4 words, a binomial number stays, and one if it is 0.
+    expected = [0.6**4, 4 * 0.4 * 0.6**3, 6 * 0.4**2 * 0.6**2, 4 * 0.4**3 * 0.6, 0.4**4]
+    expected = [0, expected[0] + expected[1], *expected[2:]]
+    np.testing.assert_allclose(counts / num_draws, expected, atol=0.03)
+    empty = np.array([2, 3], np.int32)
+    assert WordDeletion(starts, 0.6).apply(empty, rng).tolist() == [2, 3]
+
+
+def test_each_epoch_deletes_other_words_and_a_restart_the_same():
+    deletion = WordDeletion(np.ones(SIZE, bool), 0.6)
+    loader = make_loader(distinct=False, by_length=True, deletion=deletion)
+    batches = [next(loader) for _ in range(2 * loader.num_batches(0))]
+    plain = make_loader(distinct=False, by_length=True)
+    removed: dict[int, set[int]] = {}
+    for batch in batches:
+        original = next(plain)
+        for name in ("choice_input_ids", "choice_attention_mask"):
+            np.testing.assert_array_equal(batch[name][:, 1], original[name][:, 1])
+        mask = batch["choice_attention_mask"][:, 0]
+        assert (np.diff(mask, axis=1) <= 0).all()  # padding is on the right
+        np.testing.assert_array_equal(batch["choice_input_ids"][:, 0][mask == 0], 0)
+        full = original["choice_attention_mask"][:, 0].sum(axis=1)
+        for example, size, whole in zip(examples(batch), mask.sum(axis=1), full, strict=True):
+            assert 3 <= size <= whole
+            removed.setdefault(example, set()).add(int(whole - size))
+    assert any(len(sizes) > 1 for sizes in removed.values())
+    restarted = make_loader(distinct=False, by_length=True, deletion=deletion, start=24)
+    np.testing.assert_array_equal(
+        next(restarted)["choice_input_ids"], batches[3]["choice_input_ids"]
+    )
 
 
 def test_no_text_is_twice_in_a_batch_and_no_example_twice_in_an_epoch():

@@ -18,6 +18,7 @@ from bert_jax.config.sentence_embeddings import (
     AdaptiveLayerLoss,
     ContrastiveLoss,
     CoSENTLoss,
+    DenoisingAutoEncoderLoss,
     EmbedDistillLoss,
     GISTEmbedLoss,
     MarginMSELoss,
@@ -34,7 +35,9 @@ from bert_jax.config.sentence_embeddings import (
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.sentence_encoder.config import Dense, Normalize, SentenceEncoderConfig
+from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_encoder
@@ -164,6 +167,11 @@ def test_teacher_vectors_are_learned_in_chunks(folder):
         (("--eval-every", "5"), "--eval-every needs --dev, which is not given"),
         (("--splits", "dev"), "columns does not use --splits"),
         (("--matryoshka-dims", "32"), "vectors have 16 components"),
+        (("--loss", "tsdae", "--adaptive-layers"), "--adaptive-layers sums losses that compare"),
+        (
+            ("--loss", "tsdae", "--texts", "first", "--chunk-size", "8"),
+            "compares no examples; expected null",
+        ),
     ],
 )
 def test_errors_of_the_command_line(folder, capsys, flags, message):
@@ -284,6 +292,30 @@ def test_a_loss_over_all_layers_gets_the_layer_to_the_size_of_the_teacher(folder
         assert run(experiment, folder / "adaptive") == 0
     losses = [each["loss"] for each in read_metrics(folder / "adaptive/metrics.jsonl")]
     assert losses[-1] < losses[0]
+
+
+def test_a_run_of_tsdae_makes_an_encoder_without_its_decoder(folder):
+    flags = ("--texts", "first", "--loss", "tsdae", "--pooling", "cls", "--batch-size", "16")
+    dev = ("--dev", f"{folder}/dev.csv", "--dev-columns", "first,second,score")
+    dev = (*dev, "--score-range", "0", "4")
+    assert train(folder, "tsdae", *flags, *dev, "--epochs", "8", "--learning-rate", "5e-3") == 0
+    losses = [
+        each["loss"] for each in read_metrics(folder / "tsdae/metrics.jsonl") if "loss" in each
+    ]
+    assert losses[-1] < losses[0]
+    params, _, _ = restore_params(folder / "tsdae/checkpoints", None)
+    assert paths.flatten(params)["reconstruction/0/value/kernel"].shape == (16, 16)
+    loaded = load_encoder(folder / "tsdae")
+    assert set(loaded.params) == {"encoder"}
+    assert getattr(loaded.sentence_encoder, "pooling", None) == ("cls",)
+
+
+def test_tsdae_needs_the_layers_of_bert():
+    objective = SentenceEmbedding(model=ModernBertConfig(), loss=DenoisingAutoEncoderLoss())
+    with pytest.raises(
+        ConfigError, match=r"layers and positions of BERT, but the model is a Moder"
+    ):
+        make_objective(objective).abstract()
 
 
 def test_errors_name_the_file_and_the_line(tmp_path):
