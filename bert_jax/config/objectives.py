@@ -32,6 +32,33 @@ from bert_jax.models.mpnet.config import MPNetConfig
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenDropping:
+    """Configures token dropping (Hou et al. 2022): middle layers read the important tokens only.
+
+    A token is important if masked LM predicts its id badly, on a running average. In training the
+    others skip the middle layers; evaluation, and every later use, run all layers on all tokens.
+    """
+
+    allow_list: tuple[int, ...] = ()  # ids that are never dropped, as of [CLS], [SEP] and [UNK]
+    keep_fraction: float = 0.5  # of the tokens of a sequence in the middle layers
+    # The first of the middle layers, from 0; the last layer follows them. None: N / 2 - 1.
+    first_layer: int | None = None
+    beta: float = 0.995  # decay of the running average of the losses of an id
+    initial_loss: float = 10.0  # the average of an id that was never predicted
+
+    def __post_init__(self) -> None:
+        name = "objective.token_dropping"
+        check_range(f"{name}.keep_fraction", self.keep_fraction, above=0, below=1)
+        check_range(f"{name}.beta", self.beta, at_least=0, below=1)
+        check_range(f"{name}.initial_loss", self.initial_loss, at_least=0)
+
+    def middle_layers(self, num_layers: int) -> range:
+        """Returns the layers that read important tokens only, of a number of layers."""
+        first = num_layers // 2 - 1 if self.first_layer is None else self.first_layer
+        return range(first, num_layers - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pretraining(ObjectiveBase):
     """Configures pretraining: a weighted sum of losses (`objectives/pretraining.py`).
 
@@ -50,6 +77,7 @@ class Pretraining(ObjectiveBase):
     # masked LM (MNTP; BehnamGhader et al. 2024, Charpentier and Samuel 2024).
     masked_next_token: bool = False
     distillation: PretrainingDistillation | None = None  # the teacher to learn from; None: none
+    token_dropping: TokenDropping | None = None  # which tokens skip layers; None: no token
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
@@ -69,6 +97,8 @@ class Pretraining(ObjectiveBase):
                 "objective.masked_next_token is true, but objective has a distillation or a "
                 "diffusion_weight; expected masked LM without them"
             )
+        if self.token_dropping is not None:
+            self._check_token_dropping(self.token_dropping)
         if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
             raise ConfigError(
                 f"objective.nsp_weight is {self.nsp_weight}, but {self.model.family} is pretrained "
@@ -80,6 +110,28 @@ class Pretraining(ObjectiveBase):
                 "pooler, whose output sentence-order prediction uses; expected 0"
             )
         check_token_id("objective.mask_token_id", self.mask_token_id, self.model.vocab_size)
+
+    def _check_token_dropping(self, dropping: TokenDropping) -> None:
+        name, num_layers = "objective.token_dropping", self.model.num_applied_layers
+        if not self.model.drops_tokens:
+            raise ConfigError(
+                f"{name} is set, but the layers of {self.model.family} read whole sequences; "
+                "expected null, or a BERT, RoBERTa, ModernBERT or another family with their layers"
+            )
+        if self.distillation is not None or self.masked_next_token or not self.mlm_weight:
+            raise ConfigError(
+                f"{name} is set, but objective has a distillation, masked_next_token or no "
+                "mlm_weight; expected masked LM without them, whose losses select the tokens"
+            )
+        layers = dropping.middle_layers(num_layers)
+        if layers.start < 0 or not layers:
+            raise ConfigError(
+                f"{name}.first_layer is {dropping.first_layer}, but objective.model has "
+                f"{num_layers} layers, of which the last reads all tokens; expected a layer from 0 "
+                f"to {num_layers - 2}, and at least 2 layers"
+            )
+        for token_id in dropping.allow_list:
+            check_token_id(f"{name}.allow_list contains", token_id, self.model.vocab_size)
 
     @property
     def teacher(self) -> Teacher | None:

@@ -50,6 +50,7 @@ class TransformerConfig:
         not pretrained in this way.
       norm: the norm of all layers.
       is_decoder: whether a token attends only to itself and the tokens before it, in every use.
+      drops_tokens: whether the encoder has the argument `selection`, for token dropping.
       num_feed_forward_kernels: the number of D x F kernels in a feed-forward layer; 3 with a gate.
     """
 
@@ -64,6 +65,7 @@ class TransformerConfig:
     replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = None
     norm: ClassVar[Norm] = "layer_norm"
     is_decoder: ClassVar[bool] = False
+    drops_tokens: ClassVar[bool] = False
     num_feed_forward_kernels: ClassVar[int] = 2
 
     vocab_size: int  # V, the ids of the tokenizer

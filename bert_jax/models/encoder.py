@@ -80,7 +80,8 @@ class Encoder(Protocol):
     Groups of layers that share parameters have the paths "groups/<group>/layers/<i>/...".
 
     A family whose config returns `global_tokens` for some task has one more argument,
-    `global_attention_mask`: int32 [B, L], or None for none of these tokens.
+    `global_attention_mask`: int32 [B, L], or None for none of these tokens. One that `drops_tokens`
+    has the argument `selection`: a `TokenSelection` of `models/layers/stack.py`, or None for all.
     """
 
     def __call__(

@@ -49,6 +49,7 @@ from bert_jax.models.heads.modules import (
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, linear
+from bert_jax.models.layers.stack import TokenSelection
 from bert_jax.models.longformer.attention import global_attention_mask
 from bert_jax.models.seq2seq.network import EncoderDecoder
 from bert_jax.params.functional import Network
@@ -186,6 +187,7 @@ class EncoderWithHeads(nnx.Module):
         dropout_key: jax.Array | None = None,
         *,
         causal: bool | jax.Array = False,
+        selection: TokenSelection | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
@@ -194,6 +196,8 @@ class EncoderWithHeads(nnx.Module):
         The other arguments are as for `Encoder.__call__`.
         """
         inputs = encoder_inputs(batch)
+        if selection is not None:
+            inputs["selection"] = selection
         if self.global_tokens is not None:
             inputs["global_attention_mask"] = global_attention_mask(
                 self.global_tokens, inputs["input_ids"], inputs.get("position_ids")

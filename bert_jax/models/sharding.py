@@ -13,7 +13,7 @@ from bert_jax.models.families import FAMILIES
 from bert_jax.models.heads.config import WINDOW_ENCODER
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
 from bert_jax.models.seq2seq.network import PARAMETER_AXES as ENCODER_DECODER_AXES
-from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, PathTable
+from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, STATISTICS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
 
@@ -90,6 +90,7 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
     ("heads/*/log_variance", ()),
+    (f"{STATISTICS}/token_losses", (None,)),
 ]
 
 

@@ -28,10 +28,13 @@ class LossOutput(NamedTuple):
       loss: float32 scalar. The losses of all microbatches add up to the loss of the batch exactly,
         because each is divided by the denominators of the whole batch.
       metrics: sums with weights, to be added first and then divided.
+      statistics: arrays of sums with weights, added in the same way, from which
+        `Objective.update_statistics` computes running averages.
     """
 
     loss: jax.Array
     metrics: dict[str, WeightedMean]
+    statistics: dict[str, WeightedMean] = {}  # noqa: RUF012 (never changed)
 
 
 class BatchSizes(NamedTuple):
@@ -119,6 +122,15 @@ class Objective(abc.ABC):
         dropout_key: jax.Array | None,
     ) -> LossOutput:
         """Computes the loss of a batch, or of a part of the batch of `loss_denominators`."""
+
+    def update_statistics(self, params: Params, statistics: dict[str, WeightedMean]) -> Params:
+        """Returns the parameters after an update, with running averages of its batch.
+
+        The averages are parameters without a gradient, so that sharding, checkpoints and planning
+        need no rules of their own. They are not part of the model that a run makes.
+        """
+        del statistics
+        return params
 
     def encoder_flops(self, sizes: BatchSizes) -> float:
         """Returns the forward FLOPs of the encoder, which adaptation methods can make cheaper."""

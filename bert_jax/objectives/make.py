@@ -11,6 +11,7 @@ from bert_jax.config.objectives import (
     ReplacedTokens,
     SentenceEmbedding,
     Seq2Seq,
+    TokenDropping,
 )
 from bert_jax.config.sentence_embeddings import (
     DenoisingAutoEncoderLoss,
@@ -37,6 +38,7 @@ from bert_jax.objectives.retrieval_embeddings import (
 )
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
+from bert_jax.objectives.token_dropping import TokenDroppingObjective
 
 
 def make_objective(
@@ -51,6 +53,8 @@ def make_objective(
     match config:
         case Pretraining(distillation=PretrainingDistillation()):
             return PretrainingDistillationObjective(config)
+        case Pretraining(token_dropping=TokenDropping()):
+            return TokenDroppingObjective(config)
         case FineTuning(distillation=TaskDistillation()):
             return TaskDistillationObjective(config, adapter)
         case FineTuning(distillation=SoftLabels()):

@@ -35,6 +35,7 @@ from bert_jax.config.objectives import Pretraining
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction, weighted_mean
 from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.models.heads.modules import gather_positions
+from bert_jax.models.layers.stack import TokenSelection
 from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import (
     Batch,
@@ -114,8 +115,21 @@ class PretrainingObjective(Objective):
         if self.config.masked_next_token:
             batch = with_next_token_weights(batch)
         causal = batch["is_causal"] > 0 if "is_causal" in batch else False
-        hidden = model.encode(batch, dropout_key, causal=causal).last_hidden_state
+        selection = None if dropout_key is None else self.select_tokens(params, batch)
+        hidden = model.encode(
+            batch, dropout_key, causal=causal, selection=selection
+        ).last_hidden_state
         return LossOutput(*self.hard_losses(model, hidden, batch, loss_denominators))
+
+    def select_tokens(self, params: Params, batch: Batch) -> TokenSelection | None:
+        """Returns the tokens that the middle layers read in training; None for all."""
+        del params, batch
+        return None
+
+    def token_metrics(self, logits_BPV: jax.Array, batch: Batch) -> Metrics:
+        """Returns further sums over the masked tokens, which may be arrays."""
+        del logits_BPV, batch
+        return {}
 
     def hard_losses(
         self,
@@ -148,7 +162,8 @@ class PretrainingObjective(Objective):
                 logits = self._masked_lm_logits(model, hidden_BLD, batch)
                 if name == "diffusion":
                     return masked_diffusion_loss(logits, batch)
-                return masked_lm_loss(logits, batch, self.config.mask_token_id)
+                loss, metrics = masked_lm_loss(logits, batch, self.config.mask_token_id)
+                return loss, metrics | self.token_metrics(logits, batch)
             case "nsp":
                 return next_sentence_loss(model.next_sentence_logits(hidden_BLD), batch)
             case "sop":

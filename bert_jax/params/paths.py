@@ -29,6 +29,9 @@ AUXILIARY_NETWORKS = (GENERATOR, TEACHER)
 The parameters of the model are at the root; the second network's are in one subtree.
 """
 
+STATISTICS = "statistics"
+"""Name under which a run has running averages that its objective updates, not the optimizer."""
+
 
 def count_parameters(params: Mapping[str, Any]) -> tuple[int, int]:
     """Counts the elements of arrays by path: those outside of the teacher, and the teacher's."""
@@ -73,8 +76,9 @@ def fingerprint(params: Mapping[str, Any]) -> str:
 
 
 def without_auxiliary_networks(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested parameters of the model that a run makes, without second networks."""
-    return {name: tree for name, tree in params.items() if name not in AUXILIARY_NETWORKS}
+    """Returns the nested parameters of the model that a run makes, without what else it has."""
+    others = (*AUXILIARY_NETWORKS, STATISTICS)
+    return {name: tree for name, tree in params.items() if name not in others}
 
 
 def map_with_path(function: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
         ("heads/*/log_variance", False),
         # They have no gradient, so they would only decay.
         ("**/untrained/*", False),
+        (f"{paths.STATISTICS}/*", False),
         # The weights of static queries would decay to 0, which no query without its token corrects.
         ("sentence_head/query_weights", False),
     ],

@@ -125,6 +125,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state["opt_state"], trained)
         updated: Any = optax.apply_updates(trained, updates)
         params = unmask_frozen(updated, state["params"])
+        params = objective.update_statistics(params, losses.statistics)
         metrics = {
             "loss": losses.loss,
             "grad_norm": optax.tree.norm(grads),

@@ -6,18 +6,22 @@
 One thing differs from masked LM of 30 % of the tokens in each row: Muon instead of AdamW (Jordan et
 al. 2024), fewer masks late in the run (mmBERT, Marone et al. 2025), small batches first
 (ModernBERT, Warner et al. 2024), causal LM in the first half of the updates (Gisserot-Boukhlef et
-al. 2025), and one causal sequence of sixteen (GPT-BERT, Charpentier and Samuel 2024). The peak of
-the learning rate is the same in all rows; that of Muon has the scale of AdamW's updates.
+al. 2025), one causal sequence of sixteen (GPT-BERT, Charpentier and Samuel 2024), and middle layers
+that read half of the tokens (Hou et al. 2022). The peak of the learning rate is the same in all
+rows; that of Muon has the scale of AdamW's updates.
 
-Causal tokens are all predicted, so the FLOPs of the head buy fewer updates of the last two rows.
-The held-out loss is that of masked LM at 15 %, with a view of both sides, in all rows; the last row
-predicts each token at the position before it. Its head scores no texts, so it has no BLiMP.
+Causal tokens are all predicted, so the FLOPs of the head buy fewer updates of these two rows. The
+held-out loss is that of masked LM at 15 %, with a view of both sides and all tokens, in all rows;
+GPT-BERT predicts each token at the position before it. Its head scores no texts, so it has no
+BLiMP. Of two layers, the first is the only middle layer.
 """
 
 from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
 from bert_jax.apps.studies.sheets.sheet import Budget, Pretrain, Sheet
+from bert_jax.data.corpus.reader import corpus_tokenizer
 
 _REFERENCE, _MIXED = "masked LM", "masked and causal (GPT-BERT)"
+_DROPPING = "token dropping"
 # A row of the sheet: the phases of the recipe, and overrides.
 _SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
     _REFERENCE: ("one", ()),
@@ -59,17 +63,22 @@ def get_config(
       budget: model FLOPs of each model.
     """
     data = {"corpus": corpus, "heldout": heldout, "objective": "mlm", "architecture": architecture}
+    tokenizer = corpus_tokenizer(corpus)
+    special = [tokenizer.cls_id, tokenizer.sep_id, tokenizer.unk_id]
+    dropping = ("objective.token_dropping={}", f"objective.token_dropping.allow_list={special}")
+    switches = {**_SWITCHES, _DROPPING: ("one", dropping)}
     models = {
         name: Pretrain(
             recipe="comparison", arguments={**data, "phases": phases}, overrides=overrides
         )
-        for name, (phases, overrides) in _SWITCHES.items()
+        for name, (phases, overrides) in switches.items()
     }
     measured = measures(blimp=blimp, task=task, metric=metric)
     return Sheet(
         title="Recipes",
-        question="What do Muon, fewer masks late in the run, small batches first, and causal LM "
-        "before or beside masked LM contribute? Every model spends the same number of FLOPs.",
+        question="What do Muon, fewer masks late in the run, small batches first, causal LM before "
+        "or beside masked LM, and token dropping contribute? Every model spends the same number of "
+        "FLOPs.",
         columns=tuple(measured),
         models=models,
         systems=systems_of(models, measured, without_blimp=(_MIXED,)),

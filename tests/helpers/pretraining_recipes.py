@@ -46,6 +46,7 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "deberta": ("deberta", ["warmup_steps=1"], BERT_CORPUS),
     "mpnet": ("mpnet", [], ROBERTA_CORPUS),
     "modernbert": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
+    "token dropping": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
     "masked diffusion": ("masked_diffusion", ["size=ettin-17m"], BERT_CORPUS),
     "esm": ("esm", [], ESM_CORPUS),
     "nomic_bert": ("masked_lm", ["model=nomic_bert"], BERT_CORPUS),
@@ -101,7 +102,10 @@ def small_experiment(name: str, folder: Path, *, steps: int = 4) -> Experiment:
     objective: Any = dataclasses.replace(experiment.objective, **changes)
     return override(
         dataclasses.replace(experiment, objective=objective),
-        ["train.checkpoints.save_every=2", "train.logging.log_every=1"],
+        [
+            *("train.checkpoints.save_every=2", "train.logging.log_every=1"),
+            *(["objective.token_dropping={}"] if name == "token dropping" else []),
+        ],
     )
 
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from bert_jax.apps.plan.inputs import Inputs, make_inputs, planned_experiment
-from bert_jax.config.objectives import FineTuning, Pretraining, Seq2Seq
+from bert_jax.config.objectives import FineTuning, Pretraining, Seq2Seq, TokenDropping
 from bert_jax.config.train import Phase
 from bert_jax.config.tuning import BitFit, TuningConfig
 from bert_jax.errors import UserError
@@ -43,6 +43,18 @@ def test_formula_matches_counted_flops(recipe, size):
         assert counted == pytest.approx(
             count_flops.step_flops(experiment.objective, inputs.phase), rel=0.005
         )
+
+
+def test_formula_leaves_out_dropped_tokens():
+    model = BertConfig(vocab_size=30_522, num_hidden_layers=4)
+    phase = Phase(steps=1, seq_length=512, batch_size=64, max_predictions_per_seq=8)
+    plain = Pretraining(model=model, mask_token_id=4)
+    config = dataclasses.replace(plain, token_dropping=TokenDropping(keep_fraction=0.25))
+    fields = make_objective(config).batch_fields()
+    inputs = Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
+    counted = count_flops.check_formula(config, inputs)
+    assert counted == pytest.approx(count_flops.step_flops(config, phase), rel=5e-4)
+    assert counted < 0.7 * count_flops.step_flops(plain, phase)
 
 
 FAMILIES = [

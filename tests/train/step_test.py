@@ -15,7 +15,7 @@ import pytest
 from bert_jax.apps.testing.batches import pretraining_batch
 from bert_jax.config.data import PretrainingData
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.objectives import CausalLM, Pretraining, ReplacedTokens
+from bert_jax.config.objectives import CausalLM, Pretraining, ReplacedTokens, TokenDropping
 from bert_jax.config.train import (
     AdamW,
     Muon,
@@ -178,6 +178,17 @@ def test_accumulation_of_generator_and_discriminator_on_eight_devices():
     assert one[1][0] == pytest.approx(np.log(104) + 50 * np.log(2), abs=2.0)
     phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
     assert_same(train(experiment(phase, preset="fsdp_tp", program=REPLACED_TOKENS), 8), one, 1e-5)
+
+
+def test_token_dropping_with_accumulation_on_eight_devices():
+    model = dataclasses.replace(MODEL, num_hidden_layers=2)
+    program = Pretraining(model=model, mask_token_id=4, token_dropping=TokenDropping())
+    one = train(experiment(program=program), 1)
+    average = one[0]["statistics/token_losses"]
+    # Special tokens are never predicted, and the optimizer changes no average.
+    assert (average[:5] == 10.0).all() and (average[5:] < 10.0).any()
+    phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
+    assert_same(train(experiment(phase, preset="fsdp_tp", program=program), 8), one, 1e-5)
 
 
 def test_dropout_is_the_same_on_eight_devices():

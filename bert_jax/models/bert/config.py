@@ -29,6 +29,7 @@ class BertConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "BERT"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("pooler", "masked_lm", "next_sentence")
     sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
 

@@ -22,7 +22,7 @@ from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.post_norm import PostNormBlock
 from bert_jax.models.layers.relative_bias import alibi_bias
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import run_layers
+from bert_jax.models.layers.stack import TokenSelection, run_layers
 
 
 class BertEncoder(nnx.Module):
@@ -62,6 +62,7 @@ class BertEncoder(nnx.Module):
         packing_ids: jax.Array | None = None,
         causal: bool | jax.Array = False,
         dropout_key: jax.Array | None = None,
+        selection: TokenSelection | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
@@ -91,6 +92,7 @@ class BertEncoder(nnx.Module):
             layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            selection=selection,
         )
 
     def token_embeddings(self) -> jax.Array:

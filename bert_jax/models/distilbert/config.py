@@ -19,6 +19,7 @@ class DistilBertConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "DistilBERT"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
     multiple_choice_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER

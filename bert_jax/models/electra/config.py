@@ -42,6 +42,7 @@ class ElectraConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "ELECTRA"
+    drops_tokens: ClassVar[bool] = True
     # The head of the discriminator, "replaced_token", is trained by `ReplacedTokens` only.
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(activation="gelu")

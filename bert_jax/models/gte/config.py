@@ -17,6 +17,7 @@ class GteConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "GTE"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     num_feed_forward_kernels: ClassVar[int] = 3

@@ -16,6 +16,7 @@ class JinaEmbeddingsV3Config(TransformerConfig):
     """
 
     family: ClassVar[str] = "jina-embeddings-v3"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
 

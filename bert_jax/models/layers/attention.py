@@ -1,5 +1,6 @@
 """Computes multi-head self-attention and its padding, packing and causal masks."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,9 @@ from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.local_attention import local_attention
 from bert_jax.models.layers.matmul import attention_scores, softmax_attention
 from bert_jax.models.layers.rotary import RotaryTable
+
+_FAR = -1e9
+"""The bias of a key that is too far from its query: its weight is 0 in float32."""
 
 
 @functools.partial(
@@ -60,6 +64,29 @@ class AttentionMask:
             position = jnp.arange(length)
             mask &= jnp.abs(position[:, None] - position[None]) <= self.radius
         return mask
+
+    def at(self, positions_BK: jax.Array) -> "AttentionMask":
+        """Returns the mask between some tokens of each sequence, in ascending order of position."""
+        rows, columns = positions_BK[:, None, :, None], positions_BK[:, None, None]
+        bias, q_ids, rotary = self.bias, self.q_segment_ids, self.rotary
+        if bias is not None:
+            bias = jnp.take_along_axis(jnp.take_along_axis(bias, rows, axis=2), columns, axis=3)
+        if self.radius is not None:
+            is_near = jnp.abs(rows - columns) <= self.radius
+            bias = jnp.where(is_near, 0.0 if bias is None else bias, _FAR)
+        if q_ids.shape[1] > 1:
+            q_ids = jnp.take_along_axis(q_ids, positions_BK, axis=1)
+        if rotary is not None:
+            index = positions_BK[:, :, None, None]
+            rotary = RotaryTable(*(jnp.take_along_axis(x, index, axis=1) for x in rotary))
+        return dataclasses.replace(
+            self,
+            q_segment_ids=q_ids,
+            kv_segment_ids=jnp.take_along_axis(self.kv_segment_ids, positions_BK, axis=1),
+            bias=bias,
+            rotary=rotary,
+            radius=None,
+        )
 
 
 def make_attention_mask(

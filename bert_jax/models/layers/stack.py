@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.params import functional
 
@@ -34,6 +35,18 @@ class Span(NamedTuple):
     are_shared: bool = False
 
 
+class TokenSelection(NamedTuple):
+    """Holds which tokens of each sequence the middle layers read (token dropping).
+
+    Attributes:
+      positions: int32 [B, K], the positions of these tokens in ascending order.
+      first_layer: the first of the middle layers. The last layer follows them.
+    """
+
+    positions: jax.Array
+    first_layer: int
+
+
 def run_layers(
     blocks: Sequence[Any],
     compute: ComputeConfig,
@@ -44,6 +57,7 @@ def run_layers(
     output_hidden_states: bool = False,
     output_attentions: bool = False,
     spans: Sequence[Span] | None = None,
+    selection: TokenSelection | None = None,
 ) -> EncoderOutput:
     """Runs the blocks one after another.
 
@@ -55,11 +69,18 @@ def run_layers(
       dropout_seeds: uint32 [N, sites, 2], or None to apply no dropout.
       spans: what `"scanned"` runs in scans, in order; None for one scan over all blocks, which are
         alike. Blocks outside of the spans are compiled one by one.
+      selection: the tokens that the middle layers read; None for all. Only the last output is
+        returned then.
 
     Returns:
       The last output, `x_BLD` and the output of each layer if `output_hidden_states`, and the
       attention weights of each layer if `output_attentions`.
     """
+
+    if selection is not None:
+        return EncoderOutput(
+            _drop_tokens(blocks, compute, x_BLD, attention_inputs, dropout_seeds, selection, spans)
+        )
 
     def run_block(
         block: Any, x: jax.Array, seeds: jax.Array | None
@@ -96,6 +117,49 @@ def run_layers(
         (x_BLD, *states) if output_hidden_states else (),
         tuple(weights for _, weights in outputs if weights is not None),
     )
+
+
+# In the authors' code the first of the middle layers still reads the keys and values of all tokens
+# (TF Model Garden, `token_dropping/encoder.py`). Here it does not, so that the layers of every
+# family can be used as they are.
+def _drop_tokens(
+    blocks: Sequence[Any],
+    compute: ComputeConfig,
+    x_BLD: jax.Array,
+    attention_inputs: Any,
+    dropout_seeds: jax.Array | None,
+    selection: TokenSelection,
+    spans: Sequence[Span] | None,
+) -> jax.Array:
+    """Runs the middle layers on selected tokens, and the first ones and the last one on all."""
+
+    def run(start: int, end: int, x: jax.Array, inputs: Any) -> jax.Array:
+        return run_layers(
+            blocks[start:end],
+            compute,
+            x,
+            inputs,
+            None if dropout_seeds is None else dropout_seeds[start:end],
+            # The given spans are those of the whole stack.
+            spans=None if spans is None else (),
+        ).last_hidden_state
+
+    first, last, positions = selection.first_layer, len(blocks) - 1, selection.positions
+    x_BLD = run(0, first, x_BLD, attention_inputs)
+    selected_inputs = jax.tree.map(
+        lambda mask: mask.at(positions),
+        attention_inputs,
+        is_leaf=lambda each: isinstance(each, AttentionMask),
+    )
+    x_BKD = jnp.take_along_axis(x_BLD, positions[..., None], axis=1)
+    x_BKD = run(first, last, x_BKD, selected_inputs)
+    # The selected token number i is at positions[i], so their number up to a position gives i + 1:
+    # a gather, which costs less than scattering them.
+    is_selected = jnp.any(jnp.arange(x_BLD.shape[1]) == positions[..., None], axis=1)
+    index = jnp.maximum(jnp.cumsum(is_selected, axis=1) - 1, 0)
+    restored = jnp.take_along_axis(x_BKD, index[..., None], axis=1)
+    x_BLD = jnp.where(is_selected[..., None], restored, x_BLD)
+    return run(last, last + 1, x_BLD, attention_inputs)
 
 
 def _scan(

@@ -64,6 +64,7 @@ class ModernBertConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "ModernBERT"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("prediction_head", "masked_lm")
     masked_lm_transform: ClassVar[MaskedLMTransform] = "shared"
     sequence_classifier: ClassVar[SequenceClassifier] = PredictionHeadClassifier()

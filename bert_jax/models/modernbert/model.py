@@ -15,7 +15,12 @@ from bert_jax.models.layers.linear import layer_norm
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES
 from bert_jax.models.layers.pre_norm import PreNormBlock, PreNormDropouts
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import repeating_span, run_layers, with_final_norm
+from bert_jax.models.layers.stack import (
+    TokenSelection,
+    repeating_span,
+    run_layers,
+    with_final_norm,
+)
 from bert_jax.models.modernbert.config import ModernBertConfig
 
 
@@ -54,6 +59,7 @@ class ModernBertEncoder(nnx.Module):
         packing_ids: jax.Array | None = None,
         causal: bool | jax.Array = False,
         dropout_key: jax.Array | None = None,
+        selection: TokenSelection | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
@@ -88,6 +94,7 @@ class ModernBertEncoder(nnx.Module):
             layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            selection=selection,
             spans=[repeating_span([block.kind for block in self.layers])],
         )
         return with_final_norm(output, self.final_norm)

@@ -16,6 +16,7 @@ class NomicBertConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "NomicBERT"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     num_feed_forward_kernels: ClassVar[int] = 3

@@ -30,6 +30,7 @@ class RobertaConfig(TransformerConfig):
     """
 
     family: ClassVar[str] = "RoBERTa"
+    drops_tokens: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
 
