@@ -11,6 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_jax.apps.serve.config import ServerConfig
@@ -52,6 +53,8 @@ def make_short(words: list[str]) -> list[str]:
         case "prepare":
             return [*words, "--workers", "1"]
         case "pretrain":
+            names = ["steps", "batch_size", *(setting.split("=")[0] for setting in TINY)]
+            words = [word for word in words if word.split("=")[0] not in names]
             index = words.index("--arg") + 1
             return [*words[:index], "steps=3", "batch_size=8", *words[index:], "--set", *TINY]
         case "embed-train":
@@ -130,6 +133,18 @@ def test_own_labels_tutorial(exported):
     assert (exported.parent / "reviews/config.json").is_file()
     topics_run = json.loads((exported.parent / "runs/topics/fitted_heads.json").read_text())
     assert topics_run["heads"][""]["head"]["labels"] == ["people", "places"]
+
+
+@pytest.mark.slow
+def test_proteins_tutorial(folder):
+    random = np.random.default_rng(0)
+    for location in ("extracell", "mitochondrion"):
+        proteins = ("".join(random.choice(list("LAGVSERTIDPK"), 40)) for _ in range(40))
+        records = (f">{location}{i}\n{protein}\n" for i, protein in enumerate(proteins))
+        (folder / f"{location}.fasta").write_text("".join(records))
+    commands = run_page(DOCS / "tutorials/proteins.md", make_short)
+    assert len(commands) == 12
+    assert (folder / "runs/location/report.html").is_file()
 
 
 @pytest.mark.slow  # tests/api_test.py trains with a loop of its own
