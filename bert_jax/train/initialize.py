@@ -151,8 +151,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
             lambda key: init_state(objective, optimizer, key), out_shardings=shardings
         )
         return jitted_init(key)
-    initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
-    params = _load_params(setup, initial_params, teacher)
+    params = _initialize_missing(objective, _load_params(setup, teacher), key)
     if tuning.adapter is not None:
         params = jax.device_put(start_from_base(tuning.adapter, params), shardings["params"])
     # `jax.jit(optimizer.init)` alone would put all moments on one device.
@@ -205,11 +204,10 @@ def check_existing_run(
     return True
 
 
-def _load_params(
-    setup: TrainSetup, initial_params: Params, teacher: Teacher | None
-) -> dict[str, Any]:
-    """Replaces initial parameters by the parameters of `init_from` and the teacher."""
+def _load_params(setup: TrainSetup, teacher: Teacher | None) -> dict[str, Any]:
+    """Returns the parameters of `init_from` and the teacher; others have their shape only."""
     objective, init_from = setup.objective, setup.experiment.init_from
+    initial_params = setup.abstract["params"]
     reinit_layers = setup.experiment.train.tuning.reinit_layers
     if init_from and objective.starts_from == "encoder-decoder":
         return start_from_seq2seq(init_from, initial_params)
@@ -240,6 +238,24 @@ def _load_params(
     return {**student, paths.TEACHER: teacher_params(model, initial_params)}
 
 
+def _initialize_missing(objective: Objective, params: Params, key: jax.Array) -> dict[str, Any]:
+    """Returns parameters with random values for those that have their shape only.
+
+    Only these are computed: the program that initializes a whole encoder compiles for seconds.
+    """
+    flat = paths.flatten(params)
+    missing = {p: leaf for p, leaf in flat.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
+    if not missing:
+        return dict(params)
+
+    def init(key: jax.Array) -> dict[str, jax.Array]:
+        initial = paths.flatten(objective.init(key))
+        return {path: initial[path] for path in missing}
+
+    shardings = {path: leaf.sharding for path, leaf in missing.items()}
+    return paths.unflatten({**flat, **jax.jit(init, out_shardings=shardings)(key)})
+
+
 def _start_from(
     objective: Objective,
     initial_params: Params,
@@ -251,6 +267,7 @@ def _start_from(
     """Returns initial parameters with the values of a model where it has them.
 
     Args:
+      initial_params: the parameters to replace; only their shapes and shardings are read.
       reinit_layers: number of top layers that keep their random values.
       name: the model, for messages.
       advice: what to do if the model has other shapes.
@@ -272,7 +289,7 @@ def _start_from(
             )
         if value is leaf and (head := _head_name(path)):
             initialized_heads.add(head)
-        chosen_params[path] = jax.device_put(value, leaf.sharding)
+        chosen_params[path] = value if value is leaf else jax.device_put(value, leaf.sharding)
     if initialized_heads and jax.process_index() == 0:
         logger.warning(
             "randomly initialized, because %s has no matching parameters: %s",

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.objectives.make import make_objective
+from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
@@ -56,11 +58,33 @@ def experiment(folder: Path, **arguments) -> Experiment:
 
 
 def initial_params(config: Experiment) -> dict[str, np.ndarray]:
-    from bert_jax.parallel import sharding
-
     with one_device_mesh():
         setup = TrainSetup.from_experiment(config, sharding.make_mesh(config.mesh))
         return paths.flatten(initialize_or_load(setup)["params"])
+
+
+def test_layers_that_start_again_have_the_values_of_a_random_start(folder):
+    config = experiment(folder, model=str(folder / "teacher"), teacher=None, teacher_layers=())
+    config = override(config, ("train.tuning.reinit_layers=1",))
+    params = initial_params(config)
+    with one_device_mesh():
+        setup = TrainSetup.from_experiment(config, sharding.make_mesh(config.mesh))
+        random = paths.flatten(jax.jit(setup.objective.init)(jax.random.key(config.seed)))
+    pretrained = paths.flatten(load_encoder(folder / "teacher").params)
+    assert params.keys() == random.keys()
+    for path, value in params.items():
+        expected = random if path.startswith("encoder/layers/2/") else pretrained
+        np.testing.assert_allclose(value, expected[path], rtol=1e-6, err_msg=path)
+
+
+def test_nothing_is_initialized_if_the_model_has_all_parameters(folder, monkeypatch):
+    config = experiment(folder, model=str(folder / "teacher"), teacher=None, teacher_layers=())
+    with one_device_mesh():
+        setup = TrainSetup.from_experiment(config, sharding.make_mesh(config.mesh))
+        monkeypatch.setattr(type(setup.objective), "init", None)  # calling it is an error
+        found = paths.flatten(initialize_or_load(setup)["params"])
+    for path, value in paths.flatten(load_encoder(folder / "teacher").params).items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
 
 
 @pytest.fixture(scope="module")
