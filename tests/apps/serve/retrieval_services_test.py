@@ -1,7 +1,10 @@
 """Covers bert_jax/apps/serve/retrieval_services.py: answers equal offline results."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from bert_jax.apps.serve.config import ServerConfig
 from bert_jax.apps.serve.served_models import serve_model
 from bert_jax.apps.testing.models import small_model
+from bert_jax.models.heads.config import RankingHead
 from bert_jax.models.sentence_encoder.config import (
     Dense,
     EmbeddingConfig,
@@ -18,7 +22,9 @@ from bert_jax.models.sentence_encoder.config import (
     QueryExpansion,
     SparseEncoderConfig,
 )
+from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
+from bert_jax.predict.reranker import Reranker
 from bert_jax.predict.sparse_embedder import SparseEmbedder
 from bert_jax.pretrained.load import LoadedModel
 from tests.helpers.server import RunningServer, running_server
@@ -154,3 +160,51 @@ def test_models_and_routes_are_described(server):
     server.post("/v1/multi-vector", input=["sea"] * 5)
     lines = [line for line in before.splitlines() if "compil" in line and line[0] != "#"]
     assert lines and all(line in server.client.get("/metrics").text for line in lines)
+
+
+@pytest.mark.slow
+def test_no_request_of_fifty_clients_is_lost(models, tmp_path):
+    small = functools.partial(small_model, tmp_path, num_hidden_layers=1, initializer_range=0.2)
+    dense, cross_encoder = small(), small(head=RankingHead())
+    every = {**models, "dense": dense, "cross-encoder": cross_encoder}
+    rng = np.random.default_rng(0)
+    words = np.array(sorted({word for text in TEXTS for word in text.split()}))
+    texts = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(40)]
+    expected = {
+        "/embed": Embedder(dense)(texts),
+        "/embed_sparse": SparseEmbedder(models["splade"])(texts).toarray(),
+        "/v1/multi-vector": MultiVectorEmbedder(models["colbert"])(texts),
+        "/rerank": Reranker(cross_encoder).score_pairs(list(itertools.product(texts, TEXTS))),
+    }
+    scores = np.reshape(expected["/rerank"], (len(texts), len(TEXTS)))
+
+    def request(number: int) -> None:
+        path, row = list(expected)[number % 4], number // 4 % len(texts)
+        match path:
+            case "/embed":
+                (found,) = server.post(
+                    path, inputs=texts[row], model="dense", normalize=False
+                ).json()
+                np.testing.assert_allclose(found, expected[path][row], atol=1e-5)
+            case "/embed_sparse":
+                fields = {"inputs": texts[row], "model": "splade"}
+                (found,) = server.post(path, **fields).json()
+                weights = expected[path][row]
+                assert [each["index"] for each in found] == np.flatnonzero(weights).tolist()
+                values = [each["value"] for each in found]
+                np.testing.assert_allclose(values, weights[weights > 0], atol=1e-5)
+            case "/v1/multi-vector":
+                (found,) = server.post(path, input=texts[row], model="colbert").json()["data"]
+                np.testing.assert_allclose(found["embeddings"], expected[path][row], atol=1e-5)
+            case "/rerank":
+                fields = {"query": texts[row], "texts": TEXTS}
+                found = server.post(path, **fields, model="cross-encoder").json()
+                by_index = {each["index"]: each["score"] for each in found}
+                np.testing.assert_allclose(
+                    [by_index[index] for index in range(len(TEXTS))], scores[row], atol=1e-5
+                )
+
+    config = dataclasses.replace(CONFIG, max_queue_tokens=100_000)
+    served = [each for name, model in every.items() for each in serve_model(name, model, config)]
+    with running_server(served, config) as server, ThreadPoolExecutor(50) as pool:
+        assert len(list(pool.map(request, range(1000)))) == 1000
