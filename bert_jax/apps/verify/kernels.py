@@ -202,14 +202,16 @@ def _library_difference(dtype: str) -> float:
         if radius is not None:
             distance = position[:, None] - position
             allowed = _segment_mask(kv_ids, kv_ids) & (distance >= 0) & (distance <= radius)
-            grad *= (kv_ids[..., None] == 1).astype(dtype)  # the context of padding is not compared
+            grad = jnp.where(kv_ids[..., None] == 1, grad, 0)  # padding is not compared
 
         def attend(*qkv: jax.Array, mask: AttentionMask = mask) -> jax.Array:
             q, k, v = (x.reshape(_BATCH, _LENGTH, _HEADS, _HEAD_WIDTH) for x in qkv)
             return library_attention(q, k, v, mask, implementation).reshape(qkv[0].shape)
 
-        context, *gradients = _value_and_gradients(attend, qkv, grad)
-        found += [context * (grad != 0), *gradients]
+        # The gradients of jax.nn, too, compute bfloat16 with float32.
+        with jax.numpy_dtype_promotion("standard"):
+            context, *gradients = _value_and_gradients(attend, qkv, grad)
+        found += [jnp.where(grad != 0, context, 0), *gradients]
         reference, *gradients = attention_reference((*qkv, grad), allowed, None, _HEADS)
         expected += [reference * (np.asarray(grad) != 0), *gradients]
     return relative_difference(found, expected)
