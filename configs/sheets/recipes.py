@@ -11,15 +11,17 @@ that read half of the tokens (Hou et al. 2022). The peak of the learning rate is
 rows; that of Muon has the scale of AdamW's updates.
 
 Causal tokens are all predicted, so the FLOPs of the head buy fewer updates of these two rows. The
-held-out loss is that of masked LM at 15 %, with a view of both sides and all tokens, in all rows;
-GPT-BERT predicts each token at the position before it. Its head scores no texts, so it has no
-BLiMP. Of two layers, the first is the only middle layer.
+held-out loss is that of masked LM at 15 %, with a view of both sides and all tokens, in all rows.
+It is the mean at [MASK], because GPT-BERT predicts each token at the position before it, where it
+cannot see tokens that are unchanged. Its head scores no texts, so it has no BLiMP. Of two layers,
+the first is the only middle layer.
 """
 
 from bert_jax.apps.studies.sheets.evaluations import measures, systems_of
 from bert_jax.apps.studies.sheets.sheet import Budget, Pretrain, Sheet
 from bert_jax.data.corpus.reader import corpus_tokenizer
 
+_LOSS = "mlm_loss_masked"
 _REFERENCE, _MIXED = "masked LM", "masked and causal (GPT-BERT)"
 _DROPPING = "token dropping"
 # A row of the sheet: the phases of the recipe, and overrides.
@@ -73,7 +75,7 @@ def get_config(
         )
         for name, (phases, overrides) in switches.items()
     }
-    measured = measures(blimp=blimp, task=task, metric=metric)
+    measured = measures(loss=_LOSS, blimp=blimp, task=task, metric=metric)
     return Sheet(
         title="Recipes",
         question="What do Muon, fewer masks late in the run, small batches first, causal LM before "
@@ -85,5 +87,5 @@ def get_config(
         reference=_REFERENCE,
         budget=Budget(unit="FLOPs", amount=budget),
         seeds=seeds,
-        curves=("mlm_loss",),
+        curves=(_LOSS,),
     )
