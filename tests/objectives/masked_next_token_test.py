@@ -95,7 +95,7 @@ def test_loss_is_that_of_the_position_before(batch, causal_rows):
     if causal_rows:
         fields["is_causal"] = jnp.asarray(is_causal)
     denominators = objective.loss_denominators(fields)
-    loss, metrics = jax.jit(lambda p, f: objective.compute_loss(p, f, denominators, None))(
+    loss, metrics, _ = jax.jit(lambda p, f: objective.compute_loss(p, f, denominators, None))(
         params, fields
     )
     assert float(loss) == pytest.approx(expected, rel=1e-5)

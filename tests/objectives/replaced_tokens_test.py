@@ -170,7 +170,7 @@ def test_initial_losses_are_those_of_guesses():
     batch = {name: jnp.asarray(BATCH[name]) for name in objective.batch_fields()}
     denominators = objective.loss_denominators(batch)
     assert float(denominators["rtd"]) == BATCH["attention_mask"].sum()
-    loss, metrics = jax.jit(objective.compute_loss)(
+    loss, metrics, _ = jax.jit(objective.compute_loss)(
         initial_params(CONFIG), batch, denominators, jax.random.key(1)
     )
     means = {name: float(mean.total / mean.weight) for name, mean in metrics.items()}
