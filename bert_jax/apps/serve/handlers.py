@@ -215,7 +215,8 @@ async def rerank(call: Call, request: types.RerankRequest) -> Any:
                 keep_end=_keeps_end(request),
             )
         )
-        scores = relevance(values, raw=request.raw_scores or service.is_number)
+        # As `Reranker`: a cross-encoder may have a regression head, whose output is a logit.
+        scores = relevance(values, raw=request.raw_scores or service.has_identity)
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: request.top_n]
     if request.documents is None:
         return [

@@ -131,12 +131,13 @@ class TaskService:
 
     @property
     def is_number(self) -> bool:
-        """Returns whether the output of the model is the score itself, and not a logit.
+        """Returns whether the output is the score itself, and not a logit, as in regression."""
+        return kind_of_head(self.head).output_field == "value" or self.has_identity
 
-        That is so for regression, and for a cross-encoder that was trained without a sigmoid.
-        """
-        is_identity = getattr(self.head, "activation", None) == "identity"
-        return kind_of_head(self.head).output_field == "value" or is_identity
+    @property
+    def has_identity(self) -> bool:
+        """Returns whether this is a cross-encoder that was trained without a sigmoid."""
+        return getattr(self.head, "activation", None) == "identity"
 
     def predict(
         self,

@@ -3,6 +3,7 @@
 Covers the routes of bert_jax/apps/serve/.
 """
 
+import dataclasses
 import json
 import re
 
@@ -12,11 +13,12 @@ from starlette.routing import Route
 
 from bert_jax.apps.serve.app import create_app
 from bert_jax.export.export import export
-from bert_jax.models.heads.config import RankingHead
+from bert_jax.models.heads.config import RankingHead, RegressionHead
 from bert_jax.predict.attention import AttentionExtractor
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.predict.predictor import Predictor
+from bert_jax.predict.reranker import Reranker
 from bert_jax.pretrained.load import LoadedModel, load_encoder
 
 TEXTS = ["the old man", "a net by the sea and the old man", "sings"]
@@ -157,21 +159,22 @@ def test_predict_tells_which_of_several_labels_are_above_their_thresholds(server
         assert (raw["label"], raw["predicted"]) == (score["label"], score["predicted"])
 
 
-def test_rerank_gives_values_of_regression_and_probabilities_else(server, models, monkeypatch):
+@pytest.mark.parametrize("head", [RegressionHead(), RankingHead(activation="identity")])
+def test_rerank_gives_the_scores_of_the_reranker(server, models, monkeypatch, head):
+    # All these heads have the same parameters.
+    monkeypatch.setattr(server.state.models.by_name["relevance"].task, "head", head)
+    model = dataclasses.replace(models["relevance"], head=head)
     predict = Predictor(models["relevance"])
-    values = [predict(("the sea", text))["value"] for text in TEXTS]
+    outputs = [predict(("the sea", text))["value"] for text in TEXTS]
     raw = server.post("/rerank", query="the sea", texts=TEXTS, raw_scores=True).json()
     assert {each["index"]: each["score"] for each in raw} == pytest.approx(
-        dict(enumerate(values)), abs=1e-6
+        dict(enumerate(outputs)), abs=1e-6
     )
-    assert server.post("/rerank", query="the sea", texts=TEXTS).json() == raw
-    # Both heads have the same parameters.
-    service = server.state.models.by_name["relevance"].task
-    monkeypatch.setattr(service, "head", RankingHead())
+    scores = Reranker(model)("the sea", TEXTS)
     answer = server.post("/rerank", query="the sea", texts=TEXTS, return_text=True).json()
     assert [each["index"] for each in answer] == [each["index"] for each in raw]
     for each in answer:
-        assert each["score"] == pytest.approx(1 / (1 + np.exp(-values[each["index"]])), abs=1e-6)
+        assert each["score"] == pytest.approx(scores[each["index"]], abs=1e-6)
         assert each["text"] == TEXTS[each["index"]]
     cohere = server.post("/rerank", query="the sea", documents=TEXTS, top_n=2).json()
     assert [each["index"] for each in cohere["results"]] == [e["index"] for e in answer[:2]]
