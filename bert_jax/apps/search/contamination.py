@@ -56,8 +56,15 @@ def find_in_corpus(retrieval_set: RetrievalSet, files: Sequence[str]) -> FoundIn
     num_queries = len(items)
     items += [_item("texts", name, text) for name, text in texts.items()]
     index, source = ContaminationIndex(items), TextFiles(tuple(files))
-    documents = count_documents(index, _documents(source))
-    num_documents = sum(1 for file in source.list_files() for _ in source.read_file(file))
+    num_documents = 0
+
+    def counted() -> Iterator[Words]:
+        nonlocal num_documents
+        for words in _documents(source):
+            num_documents += 1
+            yield words
+
+    documents = count_documents(index, counted())
     limit = Decontamination.max_documents
     common = common_ngrams(documents, documents > 0, num_documents, 1, limit)
     is_found = np.zeros(len(items), np.bool_)

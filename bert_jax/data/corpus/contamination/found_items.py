@@ -233,12 +233,11 @@ def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
     It is not copied if only some of the shards of a curated corpus are read, because the counts are
     the items of all shards; this logs a warning.
     """
-    paths = [Path(file) for file in files]
     folders = _folders_of(files)
     for folder in folders:
         if not (folder / ITEMS_FILE).is_file():
             return False
-        if missing := sorted({*folder.glob(DOCUMENTS.format("*"))} - {*paths}):
+        if missing := sorted(_shards_of(folder) - {*map(Path, files)}):
             logger.warning(
                 "warning: %s is read without %s and so has other counts of evaluation items than "
                 "%s; the file is not copied",
@@ -254,6 +253,10 @@ def _folders_of(files: Sequence[str]) -> list[Path]:
     return sorted({Path(file).parent for file in files})
 
 
+def _shards_of(folder: Path) -> set[Path]:
+    return {*folder.glob(DOCUMENTS.format("*"))}
+
+
 def curation_counts(files: Sequence[str]) -> dict[str, int]:
     """Returns what `bert-jax curate` did to the documents of the curated corpora that files are of.
 
@@ -266,8 +269,8 @@ def curation_counts(files: Sequence[str]) -> dict[str, int]:
     """
     total = Counter[str]()
     for folder in _folders_of(files):
-        shards = {*map(str, folder.glob(DOCUMENTS.format("*")))}
-        if not (folder / MANIFEST_FILE).is_file() or not shards or shards - {*files}:
+        shards = _shards_of(folder)
+        if not (folder / MANIFEST_FILE).is_file() or not shards or shards - {*map(Path, files)}:
             return {}
         manifest = read_json_object(folder / MANIFEST_FILE)
         try:
