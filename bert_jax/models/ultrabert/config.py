@@ -102,6 +102,11 @@ class UltraBertConfig(TransformerConfig):
         return self.num_key_value_heads * self.head_width
 
     @property
+    def radius(self) -> int:
+        """Returns the largest distance between a token and those it attends to in local layers."""
+        return self.sliding_window
+
+    @property
     def sequence_pooling(self) -> Pooling:
         """Returns what heads on the whole sequence read."""
         return self.classifier_pooling
