@@ -93,6 +93,11 @@ class TransformerConfig:
         return self.positions.max_length
 
     @property
+    def head_width(self) -> int:
+        """Returns K, the width of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
     def required_pad_token_id(self) -> int | None:
         """Returns the padding id from which positions are counted; None if any id will do."""
         positions = self.positions
@@ -246,7 +251,7 @@ def validate_transformer(config: TransformerConfig) -> None:
 
 def check_rotary_heads(config: TransformerConfig) -> None:
     """Raises a ConfigError if rotary positions cannot rotate the heads in pairs of elements."""
-    if (config.hidden_size // config.num_attention_heads) % 2:
+    if config.head_width % 2:
         raise ConfigError(
             f"model.hidden_size {config.hidden_size} over {config.num_attention_heads} heads gives "
             "heads of an odd width, but rotary positions rotate pairs of elements"

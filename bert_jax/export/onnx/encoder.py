@@ -195,7 +195,7 @@ def _pre_norm_layers(
 
 
 def _rotation(graph: GraphBuilder, config: ModernBertConfig, theta: float, length: str) -> Rotation:
-    frequencies = inverse_frequencies(config.hidden_size // config.num_attention_heads, theta)
+    frequencies = inverse_frequencies(config.head_width, theta)
     position = graph.add("Cast", positions(graph, length), to=1)
     angles = graph.add(
         "Mul",

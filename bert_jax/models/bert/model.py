@@ -49,7 +49,7 @@ class BertEncoder(nnx.Module):
             blocks = [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
         self.layers = nnx.List(blocks)
         self.positions, self.num_heads = config.positions, config.num_attention_heads
-        self.head_width = config.hidden_size // config.num_attention_heads
+        self.head_width = config.head_width
         self.compute = compute
 
     def __call__(

@@ -78,8 +78,3 @@ class EsmConfig(TransformerConfig):
             positions=NoPositions(max_position_embeddings=max_position_embeddings),
             mask_token_id=mask_token_id,
         )
-
-    @property
-    def head_width(self) -> int:
-        """Returns K, the width of a head."""
-        return self.hidden_size // self.num_attention_heads

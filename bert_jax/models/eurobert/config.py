@@ -89,11 +89,6 @@ class EuroBertConfig(TransformerConfig):
         )
 
     @property
-    def head_width(self) -> int:
-        """Returns K, the width of a head."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
     def key_value_width(self) -> int:
         """Returns the width of keys and values."""
         return self.num_key_value_heads * self.head_width

@@ -75,9 +75,8 @@ class ModernBertEncoder(nnx.Module):
         causal |= self.config.is_decoder
         mask = make_attention_mask(attention_mask, packing_ids, causal)
         config, length = self.config, input_ids.shape[1]
-        head_width = config.hidden_size // config.num_attention_heads
         global_rotary, local_rotary = (
-            rotary_table(length, inverse_frequencies(head_width, theta), position_ids)
+            rotary_table(length, inverse_frequencies(config.head_width, theta), position_ids)
             for theta in (config.global_rope_theta, config.local_rope_theta)
         )
         masks = {

@@ -87,7 +87,7 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> No
 def _config_fields(config: NomicBertConfig) -> dict[str, Any]:
     return {
         **rope_fields(config.positions.rope_theta),
-        "head_dim": config.hidden_size // config.num_attention_heads,
+        "head_dim": config.head_width,
     }
 
 
