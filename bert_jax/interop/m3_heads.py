@@ -21,6 +21,16 @@ M3_HEADS: dict[EmbeddingKind, str] = {"sparse": "sparse_linear", "multi_vector":
 """The names of the files."""
 
 
+def m3_heads_of(folder: Path) -> tuple[EmbeddingKind, ...]:
+    """Returns the heads whose files a folder has, without reading them."""
+    return tuple(kind for kind in M3_HEADS if _find_file(folder, kind) is not None)
+
+
+def _find_file(folder: Path, kind: EmbeddingKind) -> Path | None:
+    files = [folder / f"{M3_HEADS[kind]}{suffix}" for suffix in (".safetensors", ".pt")]
+    return next(filter(Path.is_file, files), None)
+
+
 def read_m3_head(folder: Path, kind: EmbeddingKind, hidden_size: int) -> dict[str, Any]:
     """Returns the linear layer of a head: {"kernel": float32 [D, E], "bias": float32 [E]}.
 
@@ -31,13 +41,11 @@ def read_m3_head(folder: Path, kind: EmbeddingKind, hidden_size: int) -> dict[st
     Raises:
       UserError: there is no such file, it is damaged, or its tensors are of another model.
     """
-    name = M3_HEADS[kind]
-    files = [folder / f"{name}{suffix}" for suffix in (".safetensors", ".pt")]
-    file = next(filter(Path.is_file, files), None)
+    file = _find_file(folder, kind)
     if file is None:
         raise UserError(
-            f"{folder} has no {name}.pt, the {kind.replace('_', '-')} head of BGE-M3; expected a "
-            "folder in its layout, or only heads that the model has"
+            f"{folder} has no {M3_HEADS[kind]}.pt, the {kind.replace('_', '-')} head of BGE-M3; "
+            "expected a folder in its layout, or only heads that the model has"
         )
     tensors = read_weights(file)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}

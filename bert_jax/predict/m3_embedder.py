@@ -32,6 +32,7 @@ from bert_jax.predict.multi_vector_embedder import TokenVectors
 from bert_jax.predict.sparse_embedder import SparseRow, name_weights, stack_rows
 from bert_jax.pretrained.embedding_model import sentence_model_of
 from bert_jax.pretrained.load import AnyModel, require_encoder, require_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 KINDS: tuple[EmbeddingKind, ...] = ("dense", "sparse", "multi_vector")
 
@@ -128,7 +129,8 @@ class M3Embedder:
                 if "dense" in outputs:
                     dense[index] = outputs["dense"][row]
                 if "sparse" in outputs:
-                    rows[index] = self._largest_weights(ids, outputs["sparse"][row, : len(ids)])
+                    weights = outputs["sparse"][row, : len(ids)]
+                    rows[index] = largest_of_tokens(ids, weights, self._tokenizer)
                 if "multi_vector" in outputs:
                     vectors = outputs["multi_vector"][row, 1 : len(ids)].copy()
                     tokens[index] = TokenVectors(vectors, ids[1:], tokenized.truncated[index])
@@ -148,15 +150,20 @@ class M3Embedder:
         """Returns the token of each vector of a text."""
         return [self._tokenizer.id_to_token(int(token_id)) for token_id in embedded.token_ids]
 
-    def _largest_weights(self, ids: np.ndarray, weights: np.ndarray) -> SparseRow:
-        """Returns the tokens of a text with a weight, ascending, int32, and their weights."""
-        tokenizer = self._tokenizer
-        special = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.unk_id)
-        has_weight = (weights > 0) & ~np.isin(ids, special)
-        indices, inverse = np.unique(ids[has_weight], return_inverse=True)
-        largest = np.zeros(len(indices), np.float32)
-        np.maximum.at(largest, inverse, weights[has_weight])
-        return indices, largest
+
+def largest_of_tokens(ids: np.ndarray, weights: np.ndarray, tokenizer: Tokenizer) -> SparseRow:
+    """Returns the sparse vector of a text: the largest weight of each token, special ones left out.
+
+    Args:
+      ids: int32 [length], with special tokens.
+      weights: float32 [length].
+    """
+    special = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.unk_id)
+    has_weight = (weights > 0) & ~np.isin(ids, special)
+    indices, inverse = np.unique(ids[has_weight], return_inverse=True)
+    largest = np.zeros(len(indices), np.float32)
+    np.maximum.at(largest, inverse, weights[has_weight])
+    return indices, largest
 
 
 def _embed(
@@ -172,13 +179,19 @@ def _embed(
     """Returns "dense" [B, D], "sparse" [B, L] and "multi_vector" [B, L, E], as far as chosen."""
     network = build_sentence_encoder(encoder_config, config).merge(params)
     hidden_BLD = network.encode(batch).last_hidden_state
-    outputs: dict[str, jax.Array] = {}
+    outputs = compute_token_heads(hidden_BLD, heads)
     if "dense" in kinds:
         vectors = network.sentence_head(hidden_BLD, batch["attention_mask"], prompt_lengths)
         outputs["dense"] = vectors[:, : config.truncate_dim]
-    if "sparse" in kinds:
+    return outputs
+
+
+def compute_token_heads(hidden_BLD: jax.Array, heads: Params) -> dict[str, jax.Array]:
+    """Returns "sparse" [B, L] and "multi_vector" [B, L, E], float32, for the heads there are."""
+    outputs: dict[str, jax.Array] = {}
+    if "sparse" in heads:
         outputs["sparse"] = jax.nn.relu(_linear(hidden_BLD, heads["sparse"]))[..., 0]
-    if "multi_vector" in kinds:
+    if "multi_vector" in heads:
         outputs["multi_vector"] = normalize_vectors(_linear(hidden_BLD, heads["multi_vector"]))
     return outputs
 

@@ -8,52 +8,26 @@ import pytest
 from safetensors.numpy import save_file
 
 from bert_jax.__main__ import main
-from bert_jax.apps.testing.models import small_model
 from bert_jax.errors import UserError
-from bert_jax.export.sentence_encoder import export_sentence_encoder
 from bert_jax.models.sentence_encoder.config import (
     Dense,
     MultiVectorEncoderConfig,
     Normalize,
-    Prompt,
-    SentenceEncoderConfig,
 )
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.m3_embedder import M3Embedder
 from bert_jax.predict.multi_vector_embedder import MultiVectorEmbedder
-from bert_jax.pretrained.embedding_model import MultiVectorModel, SentenceModel
+from bert_jax.pretrained.embedding_model import MultiVectorModel
 from bert_jax.pretrained.load import load_encoder, require_tokenizer
+from tests.helpers.m3_folder import LINEAR, write_m3_folder
 
 TEXTS = ["the old man mends a net by the sea", "", "net net boat the net", "a " * 30]
-RNG = np.random.default_rng(0)
-LINEAR = {
-    "sparse_linear": {
-        "weight": RNG.normal(size=(1, 16)).astype(np.float32),
-        "bias": np.full(1, 5.5, np.float32),  # about half of the tokens have a weight
-    },
-    "colbert_linear": {
-        "weight": RNG.normal(size=(8, 16)).astype(np.float32),
-        "bias": RNG.normal(size=8).astype(np.float32),
-    },
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder in the layout of BGE-M3, with a prompt that is not pooled."""
-    root = tmp_path_factory.mktemp("m3")
-    config = SentenceEncoderConfig(
-        pooling=("cls",),
-        modules=(Normalize(),),
-        prompts=(Prompt(name="query", text="the old "),),
-        include_prompt=False,
-    )
-    model = small_model(root / "vocabulary", initializer_range=0.2)
-    sentence = SentenceModel(model=model, config=config, is_trained=True)
-    export_sentence_encoder(sentence, root / "model")
-    for name, tensors in LINEAR.items():
-        save_file(tensors, root / f"model/{name}.safetensors")
-    return root / "model"
+    return write_m3_folder(tmp_path_factory.mktemp("m3"))
 
 
 def token_vectors(folder: Path, *modules: Dense | Normalize) -> list[np.ndarray]:

@@ -128,7 +128,7 @@ class Endpoints:
         metrics.durations["tokenization_duration"].observe(timings.tokenization)
         metrics.durations["queue_duration"].observe(timings.queue)
         metrics.durations["inference_duration"].observe(timings.inference)
-        embeds = route.ability in ("embed", "embed_sparse", "multi_vector")
+        embeds = route.ability in ("embed", "embed_sparse", "multi_vector", "embed_heads")
         kind = "embed" if embeds else "predict"
         metrics.inputs[kind].inc(call.num_inputs)
         if status == 200:

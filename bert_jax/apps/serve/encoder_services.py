@@ -21,10 +21,12 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
+from bert_jax.params.functional import Params
 from bert_jax.predict.attention import attention_parts, attention_weights
 from bert_jax.predict.batches import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.predict.embedder import choose_prompt
 from bert_jax.predict.fill_mask import mask_candidates
+from bert_jax.predict.m3_embedder import compute_token_heads
 from bert_jax.pretrained.embedding_model import sentence_model_of
 from bert_jax.pretrained.load import LoadedModel, require_masked_lm, require_tokenizer
 from bert_jax.tasks.metrics.vectors import normalize_vectors
@@ -164,12 +166,18 @@ class EmbeddingService:
     """
 
     def __init__(
-        self, name: str, model: LoadedModel, config: ServerConfig, backend: Backend | None = None
+        self,
+        name: str,
+        model: LoadedModel,
+        config: ServerConfig,
+        backend: Backend | None = None,
+        token_heads: Params | None = None,
     ):
         """Moves the encoder to the device.
 
         Args:
           backend: runs in place of the encoder, and cuts and normalizes vectors itself.
+          token_heads: heads that the engine computes too; see `compute_token_heads`.
 
         Raises:
           UserError: the model has no tokenizer, or modules that are not supported.
@@ -198,16 +206,18 @@ class EmbeddingService:
         network = build_sentence_encoder(model.config, network_config)
 
         def compute(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-            fields, module = dict(batch), network.merge(params)
+            model_params, heads = params
+            fields, module = dict(batch), network.merge(model_params)
             lengths = fields.pop(_PROMPT_LENGTH, None)
             hidden = module.encode(fields).last_hidden_state
             vectors = module.sentence_head(hidden, fields["attention_mask"], lengths)
-            return {"embedding": vectors, "token_embeddings": hidden}
+            outputs = {"embedding": vectors, "token_embeddings": hidden}
+            return outputs | compute_token_heads(hidden, heads)
 
         no_prompt = {_PROMPT_LENGTH: np.array(0, np.int32)}
         self.engine = Engine(
             f"the embeddings of {name}",
-            backend or JaxBackend(compute, sentence_model.params),
+            backend or JaxBackend(compute, (sentence_model.params, token_heads or {})),
             Buckets(self.max_length, config.max_batch_tokens, config.max_batch_rows),
             pad_id=self.tokenizer.pad_id,
             extra={} if self._config.include_prompt else no_prompt,
@@ -245,15 +255,19 @@ class EmbeddingService:
                 "dimensions",
             )
 
+        def decode(outputs: Sequence[Arrays], ids: Sequence[np.ndarray]) -> np.ndarray:
+            return self._vectors(outputs, dimensions, normalize)
+
+        return self._work(items, ("embedding",), decode, truncate, keep_end, prompt_name)
+
+    def _vectors(
+        self, outputs: Sequence[Arrays], dimensions: int | None = None, normalize: bool = True
+    ) -> np.ndarray:
+        # Cut before it is normalized, as Matryoshka models are used: a cut unit vector would not
+        # have length 1.
         size = dimensions or self._config.truncate_dim
-
-        def decode(outputs: Sequence[Arrays]) -> np.ndarray:
-            # Cut before it is normalized, as Matryoshka models are used: a cut unit vector would
-            # not have length 1.
-            vectors = np.stack([output["embedding"] for output in outputs])[:, :size]
-            return normalize_vectors(vectors) if normalize else vectors
-
-        return self._work(items, "embedding", decode, truncate, keep_end, prompt_name)
+        vectors = np.stack([output["embedding"] for output in outputs])[:, :size]
+        return normalize_vectors(vectors) if normalize else vectors
 
     def embed_all(
         self,
@@ -268,14 +282,12 @@ class EmbeddingService:
         Raises:
           RequestError: the texts have more than `MAX_TOKEN_EMBEDDINGS` tokens together.
         """
-        lengths: list[int] = []
 
-        def decode(outputs: Sequence[Arrays]) -> list[msgspec.Raw]:
-            pairs = zip(outputs, lengths, strict=True)
-            return [rows_to_json(output["token_embeddings"][:length]) for output, length in pairs]
+        def decode(outputs: Sequence[Arrays], ids: Sequence[np.ndarray]) -> list[msgspec.Raw]:
+            pairs = zip(outputs, ids, strict=True)
+            return [rows_to_json(output["token_embeddings"][: len(row)]) for output, row in pairs]
 
-        work = self._work(items, "token_embeddings", decode, truncate, keep_end, prompt_name)
-        lengths += map(len, work.sequences)
+        work = self._work(items, ("token_embeddings",), decode, truncate, keep_end, prompt_name)
         if work.num_tokens > MAX_TOKEN_EMBEDDINGS:
             raise RequestError(
                 "too_large",
@@ -288,12 +300,13 @@ class EmbeddingService:
     def _work(
         self,
         items: Sequence[TextInput],
-        output: str,
-        decode: Any,
+        outputs: tuple[str, ...],
+        decode: Callable[[Sequence[Arrays], Sequence[np.ndarray]], T],
         truncate: bool,
         keep_end: bool,
         prompt_name: str | None,
-    ) -> Work[Any]:
+    ) -> Work[T]:
+        """Tokenizes texts; `decode` gets the outputs and the token ids of each text."""
         prompt = self.prompt(prompt_name)
         ids, num_truncated = encode_inputs(
             items, self.tokenizer, self.max_length, prompt=prompt, keep_end=keep_end
@@ -308,11 +321,11 @@ class EmbeddingService:
                     input_ids=row,
                     token_type_ids=np.zeros_like(row),
                     extra={} if length is None else {_PROMPT_LENGTH: length},
-                    outputs=(output,),
+                    outputs=outputs,
                 )
                 for row, length in zip(ids, prompt_lengths, strict=True)
             ],
-            decode=decode,
+            decode=lambda computed: decode(computed, ids),
             num_characters=count_characters(items),
             num_truncated=num_truncated,
         )

@@ -23,7 +23,12 @@ from bert_jax.apps.serve.requests import (
     require_nonempty,
     text_inputs,
 )
-from bert_jax.apps.serve.retrieval_services import MultiVectorService
+from bert_jax.apps.serve.retrieval_services import (
+    M3MultiVectorService,
+    M3Service,
+    MultiVectorService,
+    maxsim_scores,
+)
 from bert_jax.apps.serve.served_models import ROUTES, Ability, ServedModel
 from bert_jax.apps.serve.server_state import ServerState, Timings
 from bert_jax.apps.serve.task_services import TaskService, label_scores, relevance
@@ -157,6 +162,29 @@ async def multi_vector(call: Call, request: types.MultiVectorRequest) -> Any:
     }
 
 
+async def embed_heads(call: Call, request: types.EmbedHeadsRequest) -> Any:
+    """Returns the embeddings of texts by several heads, computed in one pass."""
+    texts = one_or_more_texts(call, request.inputs)
+    service = call.find("embed_heads", request.model).embedding
+    assert isinstance(service, M3Service)
+    found = await call.compute(
+        lambda: service.embed_heads(
+            texts,
+            service.kinds if request.heads is None else request.heads,
+            prompt_name=request.prompt_name,
+            truncate=request.truncate is not False,
+        )
+    )
+    return {
+        kind: [rows_to_json(each) for each in values]
+        if kind == "multi_vector"
+        else [each.tolist() for each in values]
+        if kind == "dense"
+        else values
+        for kind, values in found.items()
+    }
+
+
 async def similarity(call: Call, request: types.SimilarityRequest) -> Any:
     """Returns the cosine similarity of a sentence to each of others."""
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
@@ -240,7 +268,10 @@ async def rerank(call: Call, request: types.RerankRequest) -> Any:
 
 
 async def _late_interaction(
-    call: Call, service: MultiVectorService, request: types.RerankRequest, texts: list[str]
+    call: Call,
+    service: MultiVectorService | M3MultiVectorService,
+    request: types.RerankRequest,
+    texts: list[str],
 ) -> list[float]:
     """Returns the MaxSim of the query and each text, which is never mapped to (0, 1)."""
     if _keeps_end(request):
@@ -251,7 +282,7 @@ async def _late_interaction(
         lambda: service.embed([request.query], role="query", truncate=truncate)
     )
     documents = await call.compute(lambda: service.embed(texts, truncate=truncate))
-    return await call.state.in_thread(lambda: service.scores(query, documents))
+    return await call.state.in_thread(lambda: maxsim_scores(query, documents, service.similarity))
 
 
 async def tag(call: Call, request: types.TextsRequest) -> Any:

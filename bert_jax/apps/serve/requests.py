@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from bert_jax.apps.serve.request_error import RequestError
+from bert_jax.interop.sentence_folder import EmbeddingKind
 from bert_jax.models.sentence_encoder.config import TextRole
 
 TextInput = str | list[int]
@@ -52,6 +53,15 @@ class EmbedSparseRequest(ModelRequest, kw_only=True):
 
     inputs: str | list[str]
     input_type: TextRole = "document"
+    prompt_name: str | None = None
+    truncate: bool | None = None
+
+
+class EmbedHeadsRequest(ModelRequest, kw_only=True):
+    """Asks for the embeddings of texts by several heads, by default by all that a model has."""
+
+    inputs: str | list[str]
+    heads: list[EmbeddingKind] | None = None
     prompt_name: str | None = None
     truncate: bool | None = None
 

@@ -1,24 +1,41 @@
 """Serves sparse and multi-vector models: weights of tokens, a vector for each token, and MaxSim.
 
-Texts are tokenized as `SparseEmbedder` and `MultiVectorEmbedder` do, by their role in a search.
+Texts are tokenized as `SparseEmbedder` and `MultiVectorEmbedder` do, by their role in a search. A
+model with dense, sparse and multi-vector heads (BGE-M3) computes all of them in one pass.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
 
 from bert_jax.apps.serve.config import ServerConfig
-from bert_jax.apps.serve.encoder_services import Work, count_characters, refuse_long
+from bert_jax.apps.serve.encoder_services import (
+    EmbeddingService,
+    Work,
+    count_characters,
+    refuse_long,
+)
 from bert_jax.apps.serve.request_error import RequestError
 from bert_jax.data.sentence_embeddings.role_tokens import RoleTokens, tokenize_for_role
 from bert_jax.errors import UserError
-from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, TEXT_ROLES, TextRole
+from bert_jax.interop.m3_heads import m3_heads_of, read_m3_head
+from bert_jax.interop.sentence_folder import EmbeddingKind
+from bert_jax.models.sentence_encoder.config import (
+    SENTENCE_HEAD,
+    TEXT_ROLES,
+    LateInteraction,
+    TextRole,
+)
 from bert_jax.models.sentence_encoder.multi_vector import build_multi_vector_encoder
 from bert_jax.models.sentence_encoder.sparse import build_sparse_encoder
+from bert_jax.params.functional import Params
 from bert_jax.predict.batches import Arrays, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.predict.embedder import choose_prompt
+from bert_jax.predict.m3_embedder import largest_of_tokens
 from bert_jax.predict.sparse_embedder import largest_weights
 from bert_jax.pretrained.embedding_model import (
     MultiVectorModel,
@@ -160,7 +177,7 @@ class MultiVectorService(_RetrievalService):
         multi_vector = multi_vector_model_of(model)
         super().__init__(multi_vector, config)
         self.width = multi_vector.config.embedding_size(model.config.hidden_size)
-        self.similarity = multi_vector.config.similarity
+        self.similarity: LateInteraction = multi_vector.config.similarity
         network = build_multi_vector_encoder(model.config, multi_vector.config)
         params = jax.device_put({SENTENCE_HEAD: {}, **multi_vector.params})
 
@@ -191,14 +208,131 @@ class MultiVectorService(_RetrievalService):
         outputs = ("vectors", "has_vector")
         return self._work(self._by_role[role], texts, tokens, outputs, decode)
 
-    def scores(self, query: np.ndarray, documents: Sequence[np.ndarray]) -> list[float]:
-        """Returns the score of a query with each document; with no vector, the score is 0."""
-        # NumPy and not JAX, which would compile a program for each length.
-        if not len(query):
-            return [0.0] * len(documents)
-        scores = [
-            float((query @ document.T).max(axis=1).sum()) if len(document) else 0.0
-            for document in documents
-        ]
-        is_mean = self.similarity == "meanmaxsim"
-        return [score / len(query) for score in scores] if is_mean else scores
+
+def maxsim_scores(
+    query: np.ndarray, documents: Sequence[np.ndarray], similarity: LateInteraction
+) -> list[float]:
+    """Returns the score of a query with each document; with no vector, the score is 0.
+
+    Args:
+      query: the vectors of its tokens, float32 [tokens, E].
+      documents: likewise.
+    """
+    # NumPy and not JAX, which would compile a program for each length.
+    if not len(query):
+        return [0.0] * len(documents)
+    scores = [
+        float((query @ document.T).max(axis=1).sum()) if len(document) else 0.0
+        for document in documents
+    ]
+    return [score / len(query) for score in scores] if similarity == "meanmaxsim" else scores
+
+
+class M3Service(EmbeddingService):
+    """Makes dense, sparse and multi-vector embeddings in one pass; see `M3Embedder`.
+
+    Attributes:
+      kinds: what the model has heads for.
+      vector_width: number of components of the vector of a token; 0 without that head.
+    """
+
+    def __init__(self, name: str, model: LoadedModel, config: ServerConfig):
+        """Moves the model and its heads to the device.
+
+        Raises:
+          UserError: as `EmbeddingService`, or the file of a head is damaged.
+        """
+        folder, width = Path(model.path), model.config.hidden_size
+        kinds = m3_heads_of(folder)
+        heads: Params = {kind: read_m3_head(folder, kind, width) for kind in kinds}
+        super().__init__(name, model, config, token_heads=heads)
+        self.kinds: tuple[EmbeddingKind, ...] = ("dense", *kinds)
+        self.vector_width = len(heads["multi_vector"]["bias"]) if "multi_vector" in heads else 0
+
+    def embed_heads(
+        self,
+        texts: Sequence[str],
+        kinds: Sequence[EmbeddingKind],
+        *,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+    ) -> Work[dict[EmbeddingKind, list[Any]]]:
+        """Tokenizes texts; the result has the embeddings of all texts for each of `kinds`.
+
+        A dense one is float32 [D], normalized; a sparse one [{"index", "value"}], ascending by
+        index; a multi-vector one float32 [tokens, E].
+
+        Raises:
+          RequestError: the model has no such head or prompt, or a text is too long and `truncate`
+            is False.
+        """
+        unknown = [kind for kind in kinds if kind not in self.kinds]
+        if unknown or not kinds:
+            found = f"has {unknown[0]!r}" if unknown else "is empty"
+            message = f"`heads` {found}; expected at least one of {', '.join(self.kinds)}"
+            raise RequestError("validation", message, "heads")
+
+        def decode(
+            outputs: Sequence[Arrays], ids: Sequence[np.ndarray]
+        ) -> dict[EmbeddingKind, list[Any]]:
+            pairs = list(zip(outputs, ids, strict=True))
+            found: dict[EmbeddingKind, list[Any]] = {}
+            for kind in kinds:
+                match kind:
+                    case "dense":
+                        found[kind] = list(self._vectors(outputs))
+                    case "sparse":
+                        found[kind] = [
+                            _to_json(*largest_of_tokens(row, o[kind][: len(row)], self.tokenizer))
+                            for o, row in pairs
+                        ]
+                    case "multi_vector":  # [CLS] has no vector
+                        found[kind] = [o[kind][1 : len(row)] for o, row in pairs]
+            return found
+
+        outputs = tuple("embedding" if kind == "dense" else kind for kind in kinds)
+        return self._work(texts, outputs, decode, truncate, False, prompt_name)
+
+
+class _M3Head:
+    """Makes the embeddings of one head of an `M3Service`, which reads texts of all roles alike."""
+
+    kind: EmbeddingKind
+
+    def __init__(self, service: M3Service):
+        self._service, self.max_length, self.engines = service, service.max_length, [service.engine]
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: TextRole = "document",
+        prompt_name: str | None = None,
+        truncate: bool = True,
+    ) -> Work[list[Any]]:
+        """Tokenizes texts; see `M3Service.embed_heads` for the result and the errors."""
+        work = self._service.embed_heads(
+            texts, (self.kind,), prompt_name=prompt_name, truncate=truncate
+        )
+        alone = dataclasses.replace(
+            cast(Work[Any], work), decode=lambda outputs: work.decode(outputs)[self.kind]
+        )
+        return cast(Work[list[Any]], alone)
+
+
+class M3SparseService(_M3Head):
+    """Serves as a `SparseService`."""
+
+    kind = "sparse"
+
+
+class M3MultiVectorService(_M3Head):
+    """Serves as a `MultiVectorService`, with BGE-M3's mean over the tokens of a query."""
+
+    kind = "multi_vector"
+    similarity: Final = "meanmaxsim"
+
+    @property
+    def width(self) -> int:
+        """Returns the number of components of a vector."""
+        return self._service.vector_width

@@ -81,6 +81,7 @@ _MULTI_VECTOR = _object(
     model=_TEXT,
     usage=_USAGE,
 )
+_HEADS = _object(dense=_list(_VECTOR), sparse=_SPARSE, multi_vector=_list(_list(_VECTOR)))
 _RANKED_TEXTS = _list(_object(index=_INTEGER, score=_NUMBER, text=_TEXT))
 _ATTENTION = _object(tokens=_list(_TEXT), attentions=_list(_list(_list(_list(_NUMBER)))))
 
@@ -102,6 +103,9 @@ COMPUTE_ROUTES: tuple[ComputeRoute, ...] = (
         handlers.multi_vector,
         "multi_vector",
         _MULTI_VECTOR,
+    ),
+    ComputeRoute(
+        "/embed_heads", types.EmbedHeadsRequest, handlers.embed_heads, "embed_heads", _HEADS
     ),
     ComputeRoute("/similarity", types.SimilarityRequest, handlers.similarity, "embed", _VECTOR),
     ComputeRoute("/predict", types.PredictRequest, handlers.predict, "predict", _or_list(_SCORES)),

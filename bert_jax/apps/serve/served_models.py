@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -10,10 +11,17 @@ import jax
 from bert_jax.apps.serve.config import ServerConfig
 from bert_jax.apps.serve.encoder_services import AttentionService, EmbeddingService, FillMaskService
 from bert_jax.apps.serve.request_error import RequestError
-from bert_jax.apps.serve.retrieval_services import MultiVectorService, SparseService
+from bert_jax.apps.serve.retrieval_services import (
+    M3MultiVectorService,
+    M3Service,
+    M3SparseService,
+    MultiVectorService,
+    SparseService,
+)
 from bert_jax.apps.serve.task_services import TaskService, make_adapter_services, make_task_engine
 from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, shipped_network
+from bert_jax.interop.m3_heads import m3_heads_of
 from bert_jax.models.heads.config import (
     TaskHead,
 )
@@ -27,6 +35,7 @@ Ability = Literal[
     "embed",
     "embed_sparse",
     "multi_vector",
+    "embed_heads",
     "predict",
     "rerank",
     "tag",
@@ -39,6 +48,7 @@ ROUTES: dict[Ability, tuple[str, ...]] = {
     "embed": ("/embed", "/embed_all", "/similarity", "/v1/embeddings"),
     "embed_sparse": ("/embed_sparse",),
     "multi_vector": ("/v1/multi-vector",),
+    "embed_heads": ("/embed_heads",),
     "predict": ("/predict",),
     "rerank": ("/rerank",),
     "tag": ("/tag",),
@@ -63,8 +73,8 @@ class ServedModel:
     path: str
     tokenizer: Tokenizer
     embedding: EmbeddingService | None = None
-    sparse: SparseService | None = None
-    multi_vector: MultiVectorService | None = None
+    sparse: SparseService | M3SparseService | None = None
+    multi_vector: MultiVectorService | M3MultiVectorService | None = None
     task: TaskService | None = None
     fill_mask: FillMaskService | None = None
     attention: AttentionService | None = None
@@ -79,6 +89,8 @@ class ServedModel:
             found.append("embed_sparse")
         if self.multi_vector is not None:
             found.extend(("multi_vector", "rerank"))
+        if isinstance(self.embedding, M3Service):
+            found.append("embed_heads")
         if self.fill_mask is not None:
             found.append("fill_mask")
         if self.task is not None:
@@ -169,7 +181,14 @@ def serve_model(
     else:
         match embedding_kind(model):
             case "dense":
-                embedding = EmbeddingService(name, model, config)
+                if m3_heads_of(Path(model.path)):
+                    embedding = M3Service(name, model, config)
+                    if "sparse" in embedding.kinds:
+                        sparse = M3SparseService(embedding)
+                    if "multi_vector" in embedding.kinds:
+                        multi_vector = M3MultiVectorService(embedding)
+                else:
+                    embedding = EmbeddingService(name, model, config)
             case "sparse":
                 sparse = SparseService(name, model, config)
             case "multi_vector":
