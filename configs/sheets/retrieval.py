@@ -2,18 +2,24 @@
 
     bert-jax sheet retrieval --output runs/retrieval \\
         --arg model=exported pairs=triples.jsonl texts=anchor,positive,negative \\
-              relevance=relevance.jsonl collection=squad:dev-v1.1.json
+              relevance=relevance.jsonl collections='["squad:dev-v1.1.json","beir:scifact"]'
 
 All heads start from the same encoder with a masked-LM head and are trained on the same questions
 and texts. BM25 needs no training. The cross-encoder orders the first texts that BM25 finds. Heads
 that shall train for the same time need numbers of epochs that take it.
 """
 
-from bert_jax.apps.studies.sheets.sheet import Column, Evaluation, Make, Result, Sheet, System
+from pathlib import Path
 
-_FOUND = Column(name="nDCG at 10", percent=True)
-_RECALL = Column(name="recall at 100", percent=True)
-_FUSED = Column(name="nDCG at 10, fused with BM25", percent=True)
+from bert_jax.apps.studies.sheets.sheet import (
+    Column,
+    Command,
+    Evaluation,
+    Make,
+    Result,
+    Sheet,
+    System,
+)
 
 _FILE = "retrieval.json"
 _HEADS = {
@@ -30,7 +36,7 @@ def get_config(
     pairs: str,
     texts: str,
     relevance: str,
-    collection: str,
+    collections: tuple[str, ...],
     dense_epochs: float = 1.0,
     sparse_epochs: float = 1.0,
     multi_vector_epochs: float = 1.0,
@@ -47,7 +53,7 @@ def get_config(
       pairs: a file with questions and relevant texts.
       texts: its columns, separated by commas: question, relevant text, others.
       relevance: a file with the columns query, text and relevant, for the cross-encoder.
-      collection: DATA of `bert-jax search evaluate`.
+      collections: each is DATA of `bert-jax search evaluate`.
       dense_epochs, sparse_epochs, multi_vector_epochs, reranker_epochs: of each head.
       batch_size: of all heads.
       num_reranked: the texts of a question that the cross-encoder orders.
@@ -74,53 +80,54 @@ def get_config(
             *(*training, str(reranker_epochs), "--learning-rate", "5e-5"),
         )
     )
-    evaluate, output = ("search", "evaluate", collection), ("--output", "{folder}/" + _FILE)
     rerank = ("--rerank", "{model}", "--candidates", str(num_reranked))
     sample = ("--max-queries", str(max_reranked_queries))
-    systems = [
-        System(name="BM25", model=None, evaluations=_columns((*evaluate, *output), "bm25")),
-        *(
-            System(
-                name=name,
-                model=name,
-                evaluations=_columns((*evaluate, "{model}", *output), row, "hybrid"),
-            )
-            for name, (_, _, row) in _HEADS.items()
-        ),
-        System(
-            name="BM25, reranked",
-            model="cross-encoder",
-            evaluations=_columns((*evaluate, *rerank, *sample, *output), "reranked"),
-        ),
-        System(
-            name="BM25, the same questions",
-            model=None,
-            evaluations=_columns((*evaluate, *sample, *output), "bm25"),
-        ),
+    # name of a row, its model, the arguments of `bert-jax search evaluate`, and the names of the
+    # rows in the results: its own, and its fusion with BM25
+    rows: list[tuple[str, str | None, Command, str, str | None]] = [
+        ("BM25", None, (), "bm25", None),
+        *((name, name, ("{model}",), row, "hybrid") for name, (_, _, row) in _HEADS.items()),
+        ("BM25, reranked", "cross-encoder", (*rerank, *sample), "reranked", None),
+        ("BM25, the same questions", None, sample, "bm25", None),
     ]
+    systems = {name: dict[str, Evaluation]() for name, *_ in rows}
+    for collection in collections:
+        for name, _, arguments, row, fused in rows:
+            command = ("search", "evaluate", collection, *arguments)
+            systems[name] |= _evaluations(collection, command, row, fused)
     return Sheet(
         title="Retrieval",
         question="Which head finds the relevant texts, if all are trained on the same encoder and "
         "texts?",
-        columns=(_FOUND, _RECALL, _FUSED),
+        columns=tuple(
+            Column(name=column, percent=True)
+            for collection in collections
+            for column in _evaluations(collection, (), "", "")
+        ),
         models=models,
-        systems=tuple(systems),
+        systems=tuple(
+            System(name=name, model=model, evaluations=systems[name]) for name, model, *_ in rows
+        ),
         reference="BM25",
         seeds=seeds,
     )
 
 
-def _columns(command: tuple[str, ...], row: str, fused: str | None = None) -> dict[str, Evaluation]:
-    """Returns the evaluations of a system: its row and the fused one in the results."""
-    keys = {
-        _FOUND.name: (row, "ndcg@10"),
-        _RECALL.name: (row, "recall@100"),
-        _FUSED.name: (fused, "ndcg@10"),
+def _evaluations(
+    collection: str, command: Command, row: str, fused: str | None
+) -> dict[str, Evaluation]:
+    """Returns column -> evaluation of one collection: the row and the fused one in the results."""
+    name = Path(collection.partition(":")[2]).stem
+    columns = {
+        f"nDCG at 10 ({name})": (row, "ndcg@10"),
+        f"recall at 100 ({name})": (row, "recall@100"),
+        f"nDCG at 10, fused with BM25 ({name})": (fused, "ndcg@10"),
     }
     return {
         column: Evaluation(
-            command=command, value=Result(file=_FILE, keys=("results", name, metric))
+            command=(*command, "--output", "{folder}/" + _FILE),
+            value=Result(file=_FILE, keys=("results", result, metric)),
         )
-        for column, (name, metric) in keys.items()
-        if name is not None
+        for column, (result, metric) in columns.items()
+        if result is not None
     }

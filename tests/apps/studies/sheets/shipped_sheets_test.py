@@ -23,7 +23,7 @@ RETRIEVAL = [
     "pairs=p.jsonl",
     "texts=a,b",
     "relevance=j.jsonl",
-    "collection=squad:s.json",
+    'collections=["squad:s.json", "beir:folder"]',
 ]
 TASK = ["train=t.tsv", "dev=d.tsv", "text=text", "label=label"]
 
@@ -94,10 +94,11 @@ def test_phases_of_the_recipe(phases, expected, corpus):
     assert built.schedule.decay_steps == built.steps * 3 // 10
 
 
-def test_mixed_row_of_recipes_has_no_minimal_pairs(corpus):
+def test_rows_of_recipes_have_the_columns_that_can_be_compared(corpus):
     sheet = load_sheet("sheets/recipes", [*arguments("recipes", corpus), "blimp=*.jsonl"])
     columns = {system.name: list(system.evaluations) for system in sheet.systems}
     assert columns.pop("masked and causal (GPT-BERT)") == ["held-out loss"]
+    assert columns.pop("masked diffusion") == ["BLiMP"]
     assert set(map(tuple, columns.values())) == {("held-out loss", "BLiMP")}
 
 
