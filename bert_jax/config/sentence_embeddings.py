@@ -626,6 +626,9 @@ class SentenceEmbedding(ObjectiveBase):
     """Configures the training of an encoder of texts, and the loss of its vectors.
 
     Attributes:
+      first_text_length: the most tokens that the first text of an example has, in the whole data.
+        Where the other texts are longer, such as the passages of queries, the first ones are
+        encoded on their own at this length. None encodes all texts at the length of the batch.
       chunk_size: examples whose texts are encoded at once, which must divide the batch size; None
         encodes the whole batch at once. Chunks are encoded one after another and again in the
         backward pass, so the memory is that of a chunk, and the loss and its gradients are those of
@@ -636,11 +639,14 @@ class SentenceEmbedding(ObjectiveBase):
     # What makes vectors of hidden states: one dense vector, a sparse one, or one for each token.
     sentence_encoder: EmbeddingConfig = SentenceEncoderConfig()
     loss: SentenceLoss  # of the vectors; it determines which groups of texts are needed
+    first_text_length: int | None = None
     chunk_size: int | None = None
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         size = self.embedding_size
+        if self.first_text_length is not None:
+            check_range("objective.first_text_length", self.first_text_length, at_least=1)
         expected: dict[type, type] = {
             SpladeLoss: SparseEncoderConfig,
             MaxSimRankingLoss: MultiVectorEncoderConfig,

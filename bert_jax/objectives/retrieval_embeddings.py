@@ -9,14 +9,14 @@ The losses are pure functions. Their definitions and defaults are those of sente
 `SpladeLoss` with `SparseMultipleNegativesRankingLoss`, `MultiVectorMultipleNegativesRankingLoss`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SentenceEmbedding, SpladeLoss
-from bert_jax.losses import WeightedMean, is_correct, padding_fraction
+from bert_jax.losses import WeightedMean, is_correct
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.sentence_encoder.config import (
     SENTENCE_HEAD,
@@ -39,7 +39,12 @@ from bert_jax.objectives.embedding_losses import (
     ranking_loss,
     score_distillation_loss,
 )
-from bert_jax.objectives.sentence_embeddings import encode_in_chunks
+from bert_jax.objectives.sentence_embeddings import (
+    embed_texts,
+    encode_in_chunks,
+    encoded_padding,
+    text_rows,
+)
 from bert_jax.params.functional import Params
 
 REGULARIZER_SCALE, TEACHER_SCORES = "regularizer_scale", "label_logits"
@@ -80,7 +85,8 @@ class SparseEmbeddingObjective(Objective):
         """Computes the loss with its regularization; metrics are the accuracy and the sparsity."""
         vectors_BAV = self.example_vectors(params, batch, dropout_key)
         total, metrics = splade_loss(self._loss, vectors_BAV, batch)
-        return LossOutput(total / loss_denominators["loss"], {**metrics, **_padding(batch)})
+        metrics = metrics | encoded_padding(batch, self.config.first_text_length)
+        return LossOutput(total / loss_denominators["loss"], metrics)
 
     def example_vectors(
         self, params: Params, batch: Batch, dropout_key: jax.Array | None
@@ -90,14 +96,13 @@ class SparseEmbeddingObjective(Objective):
         is_static = self._sparse_config.has_static_queries
 
         def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
-            size, num_texts, _ = texts[CHOICE_FIELDS[0]].shape
-            first = int(is_static)
-            vectors = network.embed(_rows(texts, slice(first, None)), key)
-            vectors = vectors.reshape(size, num_texts - first, -1)
             if not is_static:
-                return vectors
-            queries = network.static_queries(_rows(texts, slice(0, 1)))
-            return jnp.concatenate([queries[:, None], vectors], axis=1)
+                return embed_texts(network.embed, texts, self.config.first_text_length, key)
+            size, num_texts, _ = texts[CHOICE_FIELDS[0]].shape
+            vectors = network.embed(text_rows(texts, slice(1, None)), key)
+            queries = network.static_queries(text_rows(texts, slice(0, 1)))
+            others = vectors.reshape(size, num_texts - 1, -1)
+            return jnp.concatenate([queries[:, None], others], axis=1)
 
         return encode_in_chunks(encode, _texts(batch), dropout_key, self.config.chunk_size)
 
@@ -145,6 +150,9 @@ class MultiVectorEmbeddingObjective(Objective):
         self.network = build_multi_vector_encoder(
             config.model, config.sentence_encoder, config.compute
         )
+        self._query_length = config.sentence_encoder.length_of_role(
+            "query", config.model.max_length
+        )
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the texts, and the teacher's scores if they are learned."""
@@ -164,7 +172,8 @@ class MultiVectorEmbeddingObjective(Objective):
     ) -> LossOutput:
         """Computes the loss; the metric is the accuracy of finding positives."""
         vectors = self.example_vectors(params, batch, dropout_key)
-        is_mean, metrics = self._vector_config.similarity == "meanmaxsim", _padding(batch)
+        is_mean = self._vector_config.similarity == "meanmaxsim"
+        metrics = encoded_padding(batch, self._query_length)
         if self._loss.distillation is not None:
             scores = own_late_interaction_scores(vectors, is_mean=is_mean)
             losses = score_distillation_loss(self._loss.distillation, scores, batch[TEACHER_SCORES])
@@ -178,17 +187,17 @@ class MultiVectorEmbeddingObjective(Objective):
     ) -> TokenVectors:
         """Computes the vectors of the tokens of all texts of a batch, in chunks."""
         network = self.network.merge({SENTENCE_HEAD: {}, **params})
-        query_length = self._vector_config.length_of_role("query", self.config.model.max_length)
 
         def encode(texts: Batch, key: jax.Array | None) -> TokenVectors:
             size = texts[CHOICE_FIELDS[0]].shape[0]
             keys = (None, None) if key is None else jax.random.split(key)
             # Queries are much shorter than documents, and all after their length is padding.
             queries = {
-                name: ids[:, :query_length] for name, ids in _rows(texts, slice(0, 1)).items()
+                name: ids[:, : self._query_length]
+                for name, ids in text_rows(texts, slice(0, 1)).items()
             }
             query_vectors, _, queries_have = network.embed(queries, "query", keys[0])
-            documents = _rows(texts, slice(1, None))
+            documents = text_rows(texts, slice(1, None))
             vectors, _, have = network.embed(documents, "document", keys[1])
             return TokenVectors(
                 query_vectors,
@@ -289,24 +298,9 @@ def _accuracy(logits: jax.Array) -> WeightedMean:
     return WeightedMean(jnp.sum(correct), jnp.float32(correct.shape[0]))
 
 
-def _padding(batch: Batch) -> dict[str, WeightedMean]:
-    mask = batch["choice_attention_mask"]
-    return {
-        "padding_fraction": padding_fraction({"attention_mask": mask.reshape(-1, mask.shape[-1])})
-    }
-
-
 def _num_examples(batch: Batch) -> jax.Array:
     return jnp.float32(batch[CHOICE_FIELDS[0]].shape[0])
 
 
 def _texts(batch: Batch) -> Batch:
     return {name: batch[name] for name in CHOICE_FIELDS}
-
-
-def _rows(texts: Batch, chosen: slice) -> dict[str, Any]:
-    """Returns some of the A texts of all examples as the encoder's fields, [B x A', L]."""
-    return {
-        field: texts[name][:, chosen].reshape(-1, texts[name].shape[-1])
-        for name, field in zip(CHOICE_FIELDS, ENCODER_FIELDS, strict=True)
-    }

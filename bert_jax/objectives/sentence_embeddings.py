@@ -39,7 +39,7 @@ from bert_jax.config.sentence_embeddings import (
 )
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
-from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
+from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
 from bert_jax.objectives.distillation import soft_target_loss
 from bert_jax.objectives.embedding_losses import (
@@ -142,8 +142,7 @@ class SentenceEmbeddingObjective(Objective):
             total, metrics = adaptive_layer_loss(self._dense_loss, vectors, batch, classifier)
         else:
             total, metrics = loss_of_vectors(self._dense_loss, vectors, batch, classifier)
-        mask = encoder_inputs(batch)["attention_mask"]
-        metrics = metrics | {"padding_fraction": padding_fraction({"attention_mask": mask})}
+        metrics = metrics | encoded_padding(batch, self.config.first_text_length)
         return LossOutput(total / loss_denominators["loss"], metrics)
 
     def example_vectors(
@@ -154,16 +153,17 @@ class SentenceEmbeddingObjective(Objective):
         For an `AdaptiveLayerLoss` they are those of all layers, [B, A, N + 1, E].
         """
         network = self.network.merge(params)
-        size = self.config.embedding_size
         fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
         texts = {name: batch[name] for name in fields}
         has_layers = isinstance(self._dense_loss, AdaptiveLayerLoss)
 
-        def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
+        def embed(inputs: Batch, key: jax.Array | None) -> jax.Array:
             if has_layers:
-                vectors = network.embed_layers(encoder_inputs(texts), key)
-                return vectors.reshape(_num_examples(texts), -1, *vectors.shape[1:])
-            return _encode(network, texts, key).reshape(_num_examples(texts), -1, size)
+                return network.embed_layers(inputs, key)
+            return network.embed(inputs, None, key)
+
+        def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
+            return embed_texts(embed, texts, self.config.first_text_length, key)
 
         return encode_in_chunks(encode, texts, dropout_key, self.config.chunk_size)
 
@@ -172,7 +172,7 @@ class SentenceEmbeddingObjective(Objective):
 
         They have `truncate_dim` components.
         """
-        vectors = _encode(self.network.merge(params), batch, None)
+        vectors = self.network.merge(params).embed(encoder_inputs(batch), None, None)
         return vectors[:, : self._sentence_config.truncate_dim]
 
     def trained_model(self, params: Params, task: str | None) -> TrainedModel:
@@ -238,9 +238,57 @@ def encode_in_chunks(
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(size, *x.shape[2:]), outputs)
 
 
-def _encode(network: SentenceEncoder, texts: Batch, dropout_key: jax.Array | None) -> jax.Array:
-    """Encodes texts [B, L] or [B, A, L], float32 [B x A, E]."""
-    return network.embed(encoder_inputs(texts), None, dropout_key)
+def embed_texts(
+    embed: Callable[[Batch, jax.Array | None], jax.Array],
+    texts: Batch,
+    first_length: int | None,
+    dropout_key: jax.Array | None,
+) -> jax.Array:
+    """Returns the outputs of `embed` for all texts of examples, [B, A, ...].
+
+    Args:
+      embed: maps the encoder's fields [rows, L] and a dropout key to [rows, ...].
+      texts: `CHOICE_FIELDS` [B, A, L], or `ENCODER_FIELDS` [B, L].
+      first_length: see `SentenceEmbedding.first_text_length`.
+      dropout_key: None to apply no dropout.
+    """
+    size = _num_examples(texts)
+    first, others = _split_texts(texts, first_length)
+    if first is None:
+        vectors = embed(others, dropout_key)
+        return vectors.reshape(size, -1, *vectors.shape[1:])
+    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+    first_vectors, vectors = embed(first, keys[0]), embed(others, keys[1])
+    vectors = vectors.reshape(size, -1, *vectors.shape[1:])
+    return jnp.concatenate([first_vectors[:, None], vectors], axis=1)
+
+
+def encoded_padding(batch: Batch, first_length: int | None) -> Metrics:
+    """Returns the fraction of the encoded positions that are padding."""
+    first, others = _split_texts(batch, first_length)
+    fraction = padding_fraction(others)
+    if first is not None:
+        fraction = WeightedMean(*jax.tree.map(jnp.add, fraction, padding_fraction(first)))
+    return {"padding_fraction": fraction}
+
+
+def _split_texts(texts: Batch, first_length: int | None) -> tuple[Batch | None, Batch]:
+    """Returns the first text of each example if it is encoded on its own, and the other texts."""
+    if CHOICE_FIELDS[0] not in texts:
+        return None, encoder_inputs(texts)
+    _, num_texts, length = texts[CHOICE_FIELDS[0]].shape
+    if first_length is None or first_length >= length or num_texts == 1:
+        return None, encoder_inputs(texts)
+    first = {name: ids[:, :first_length] for name, ids in text_rows(texts, slice(0, 1)).items()}
+    return first, text_rows(texts, slice(1, None))
+
+
+def text_rows(texts: Batch, chosen: slice) -> Batch:
+    """Returns some of the A texts of all examples as the encoder's fields, [B x A', L]."""
+    return {
+        field: texts[name][:, chosen].reshape(-1, texts[name].shape[-1])
+        for name, field in zip(CHOICE_FIELDS, ENCODER_FIELDS, strict=True)
+    }
 
 
 def _num_examples(batch: Batch) -> int:

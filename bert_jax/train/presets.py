@@ -32,6 +32,8 @@ from bert_jax.config.objectives import (
 )
 from bert_jax.config.prompts import Prompt
 from bert_jax.config.sentence_embeddings import (
+    DenoisingAutoEncoderLoss,
+    MaxSimRankingLoss,
     SentenceEmbedding,
     SentenceEmbeddingData,
     SentenceLoss,
@@ -60,7 +62,11 @@ from bert_jax.data.finetuning.loader import (
 )
 from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_task
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
-from bert_jax.data.sentence_embeddings.text_groups import group_features, read_text_groups
+from bert_jax.data.sentence_embeddings.text_groups import (
+    group_features,
+    longest_texts,
+    read_text_groups,
+)
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import scores_relevance
@@ -587,6 +593,7 @@ def sentence_embedding_experiment(
             model=loaded.config,
             sentence_encoder=dataclasses.replace(base, max_seq_length=max_length),
             loss=loss,
+            first_text_length=_first_text_length(features, loss),
             chunk_size=chunk_size,
         ),
         data=SentenceEmbeddingData(
@@ -606,6 +613,19 @@ def sentence_embedding_experiment(
             eval_every,
         ),
     )
+
+
+def _first_text_length(features: Features, loss: SentenceLoss) -> int | None:
+    """Returns the tokens of the longest first text if the others are at least twice as long.
+
+    Otherwise it returns None: the program of a step has the encoder once instead of twice, and
+    takes half as long to compile. A multi-vector model has a length for queries of its own.
+    """
+    if isinstance(loss, MaxSimRankingLoss | DenoisingAutoEncoderLoss):
+        return None
+    first, *others = longest_texts(features)
+    first = -(-first // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return first if others and 2 * first <= max(others) else None
 
 
 def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:

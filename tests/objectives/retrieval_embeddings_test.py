@@ -111,8 +111,9 @@ def test_gradients_with_chunks_equal_those_of_the_whole_batch(case):
     assert all(
         np.linalg.norm(leaf) > 0 for leaf in jax.tree.leaves(plain[1].get("sentence_head", {}))
     )
-    chunked = dataclasses.replace(config, chunk_size=4)
-    assert_equal(value_and_gradients(chunked, params, make_batch(config)), plain)
+    for first_length in (None, 6):
+        chunked = dataclasses.replace(config, chunk_size=4, first_text_length=first_length)
+        assert_equal(value_and_gradients(chunked, params, make_batch(config)), plain)
 
 
 def test_eight_devices_give_the_loss_of_one(case):

@@ -15,6 +15,7 @@ from bert_jax.config.labeled_data import Columns, Conll, TaskConfig, Windows
 from bert_jax.config.objectives import FineTuning
 from bert_jax.config.sentence_embeddings import (
     CosineSimilarityLoss,
+    MaxSimRankingLoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
     SentenceEmbeddingData,
@@ -135,6 +136,26 @@ def test_lengths_of_several_tasks_are_those_of_the_longest(long_model, tmp_path,
     config = multi_task_experiment(tasks, long_model, max_length=given, batch_size=16)
     assert isinstance(config.data, MultiTaskData)
     assert (config.train.phases[0].seq_length, config.data.bucket_lengths) == (length, (8,))
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_words", "expected"),
+    [
+        (MultipleNegativesRankingLoss(), (5, 30), 8),
+        (MultipleNegativesRankingLoss(), (5, 12), None),  # 14 tokens are not twice 8
+        (MultipleNegativesRankingLoss(), (30, 5), None),
+        (MaxSimRankingLoss(), (5, 30), None),
+    ],
+)
+def test_short_first_texts_have_a_length_of_their_own(
+    long_model, tmp_path, loss, num_words, expected
+):
+    rows = "".join(f"{n} {'a ' * (num_words[0] - 1)},{n} {'sea ' * num_words[1]}\n" for n in "12")
+    (tmp_path / "train.csv").write_text("one,two\n" + rows)
+    file = TextFile(path=f"{tmp_path}/train.csv", texts=("one", "two"))
+    config = sentence_embedding_experiment(file, long_model, loss, batch_size=2)
+    assert isinstance(config.objective, SentenceEmbedding)
+    assert config.objective.first_text_length == expected
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, Wo
 from bert_jax.data.sentence_embeddings.text_groups import (
     TextGroups,
     group_features,
+    longest_texts,
     read_text_groups,
     repeated_texts,
     single_texts,
@@ -208,6 +209,12 @@ class SentenceEmbeddingWorkload(Workload):
         features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
+        longest, limit = longest_texts(features)[0], self._config.first_text_length
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"objective.first_text_length is {limit}, but the first text of an example of "
+                f"{groups.name} has {longest} tokens; expected at least {longest}, or null"
+            )
         return features
 
 

@@ -169,6 +169,10 @@ def test_teacher_vectors_are_learned_in_chunks(folder):
         (("--matryoshka-dims", "32"), "vectors have 16 components"),
         (("--loss", "tsdae", "--adaptive-layers"), "--adaptive-layers sums losses that compare"),
         (
+            ("--set", "objective.first_text_length=2"),
+            "objective.first_text_length is 2, but the first text of an example of ",
+        ),
+        (
             ("--loss", "tsdae", "--texts", "first", "--chunk-size", "8"),
             "compares no examples; expected null",
         ),
