@@ -64,7 +64,7 @@ from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_tas
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
 from bert_jax.data.sentence_embeddings.text_groups import (
     group_features,
-    longest_texts,
+    max_text_lengths,
     read_text_groups,
 )
 from bert_jax.errors import ConfigError, UserError, check_range
@@ -623,7 +623,7 @@ def _first_text_length(features: Features, loss: SentenceLoss) -> int | None:
     """
     if isinstance(loss, MaxSimRankingLoss | DenoisingAutoEncoderLoss):
         return None
-    first, *others = longest_texts(features)
+    first, *others = max_text_lengths(features)
     first = -(-first // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     return first if others and 2 * first <= max(others) else None
 

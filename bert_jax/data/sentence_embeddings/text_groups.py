@@ -109,7 +109,7 @@ def text_ids(groups: TextGroups) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def longest_texts(features: Features) -> list[int]:
+def max_text_lengths(features: Features) -> list[int]:
     """Returns the number of tokens of the longest first text of all groups, second text, ..."""
     lengths = [len(ids) for ids in features.input_ids]
     return [max(lengths[column :: features.num_choices]) for column in range(features.num_choices)]

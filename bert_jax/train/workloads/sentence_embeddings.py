@@ -46,7 +46,7 @@ from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, Wo
 from bert_jax.data.sentence_embeddings.text_groups import (
     TextGroups,
     group_features,
-    longest_texts,
+    max_text_lengths,
     read_text_groups,
     repeated_texts,
     single_texts,
@@ -209,7 +209,7 @@ class SentenceEmbeddingWorkload(Workload):
         features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
-        longest, limit = longest_texts(features)[0], self._config.first_text_length
+        longest, limit = max_text_lengths(features)[0], self._config.first_text_length
         if limit is not None and longest > limit:
             raise ConfigError(
                 f"objective.first_text_length is {limit}, but the first text of an example of "
