@@ -169,10 +169,6 @@ def test_teacher_vectors_are_learned_in_chunks(folder):
         (("--matryoshka-dims", "32"), "vectors have 16 components"),
         (("--loss", "tsdae", "--adaptive-layers"), "--adaptive-layers sums losses that compare"),
         (
-            ("--set", "objective.first_text_length=2"),
-            "objective.first_text_length is 2, but the first text of an example of ",
-        ),
-        (
             ("--loss", "tsdae", "--texts", "first", "--chunk-size", "8"),
             "compares no examples; expected null",
         ),
@@ -182,6 +178,12 @@ def test_errors_of_the_command_line(folder, capsys, flags, message):
     assert train(folder, "errors", *flags) in (1, 2)
     assert message in capsys.readouterr().err
     assert not (folder / "errors").exists()
+
+
+def test_first_texts_that_are_too_long_are_refused(folder, capsys):
+    assert train(folder, "long", "--set", "objective.first_text_length=2") == 2
+    message = "objective.first_text_length is 2, but the first text of an example of "
+    assert message in capsys.readouterr().err
 
 
 def test_processes_are_joined_before_anything_is_read(folder, capsys, monkeypatch):
