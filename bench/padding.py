@@ -46,13 +46,9 @@ def write_questions(glue_dir: Path, num_examples: int, path: Path) -> Path:
 
 def print_tokens(model: str, train: Path) -> None:
     """Prints how many tokens an epoch has with padding, as multiples of those without padding."""
+    from bert_jax.config.embedding_losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
     from bert_jax.config.labeled_data import Columns
-    from bert_jax.config.sentence_embeddings import (
-        ContrastivePairs,
-        CosineSimilarityLoss,
-        MultipleNegativesRankingLoss,
-        TextFile,
-    )
+    from bert_jax.config.sentence_embeddings import ContrastivePairs, TextFile
     from bert_jax.train.presets import fine_tuning_experiment, sentence_embedding_experiment
     from bert_jax.train.setfit import SetFitConfig, setfit_experiment
 

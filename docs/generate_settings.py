@@ -49,6 +49,7 @@ GROUPS = {
     "Labeled data": ("bert_jax.config.labeled_data", "bert_jax.config.prompts"),
     "Sentence embeddings": (
         "bert_jax.config.sentence_embeddings",
+        "bert_jax.config.embedding_losses",
         "bert_jax.models.sentence_encoder",
     ),
     "Heads": ("bert_jax.models.heads",),

@@ -29,7 +29,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.sentence_encoder.config import PoolingMode
 
 if TYPE_CHECKING:
-    from bert_jax.config.sentence_embeddings import SentenceLoss
+    from bert_jax.config.embedding_losses import SentenceLoss
 
 HELP = "train an encoder to embed texts, on pairs, triples, scored pairs, NLI or single texts"
 
@@ -292,28 +292,26 @@ def run(args: Arguments) -> int:
 
 
 def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
-    from bert_jax.config import sentence_embeddings
+    from bert_jax.config import embedding_losses
     from bert_jax.train.presets import softmax_loss
 
-    margin_mse = sentence_embeddings.MarginMSELoss(teacher=args.teacher)
-    distill_kl = sentence_embeddings.DistillKLDivLoss(teacher=args.teacher)
-    splade, max_sim = sentence_embeddings.SpladeLoss, sentence_embeddings.MaxSimRankingLoss
+    margin_mse = embedding_losses.MarginMSELoss(teacher=args.teacher)
+    distill_kl = embedding_losses.DistillKLDivLoss(teacher=args.teacher)
+    splade, max_sim = embedding_losses.SpladeLoss, embedding_losses.MaxSimRankingLoss
     losses: dict[LossName, Any] = {
-        "multiple-negatives-ranking": sentence_embeddings.MultipleNegativesRankingLoss,
-        "gist": lambda: sentence_embeddings.GISTEmbedLoss(guide=str(args.teacher)),
-        "cosent": sentence_embeddings.CoSENTLoss,
-        "angle": sentence_embeddings.AnglELoss,
-        "cosine-similarity": sentence_embeddings.CosineSimilarityLoss,
+        "multiple-negatives-ranking": embedding_losses.MultipleNegativesRankingLoss,
+        "gist": lambda: embedding_losses.GISTEmbedLoss(guide=str(args.teacher)),
+        "cosent": embedding_losses.CoSENTLoss,
+        "angle": embedding_losses.AnglELoss,
+        "cosine-similarity": embedding_losses.CosineSimilarityLoss,
         "softmax": lambda: softmax_loss(train),
-        "triplet": sentence_embeddings.TripletLoss,
-        "contrastive": sentence_embeddings.ContrastiveLoss,
-        "simcse": lambda: sentence_embeddings.UnsupervisedSimCSE(
-            mlp_only_train=args.mlp_only_train
-        ),
-        "supervised-simcse": sentence_embeddings.SupervisedSimCSE,
-        "tsdae": sentence_embeddings.DenoisingAutoEncoderLoss,
-        "mse": lambda: sentence_embeddings.MSELoss(teacher=str(args.teacher)),
-        "embed-distill": lambda: sentence_embeddings.EmbedDistillLoss(teacher=str(args.teacher)),
+        "triplet": embedding_losses.TripletLoss,
+        "contrastive": embedding_losses.ContrastiveLoss,
+        "simcse": lambda: embedding_losses.UnsupervisedSimCSE(mlp_only_train=args.mlp_only_train),
+        "supervised-simcse": embedding_losses.SupervisedSimCSE,
+        "tsdae": embedding_losses.DenoisingAutoEncoderLoss,
+        "mse": lambda: embedding_losses.MSELoss(teacher=str(args.teacher)),
+        "embed-distill": lambda: embedding_losses.EmbedDistillLoss(teacher=str(args.teacher)),
         "margin-mse": lambda: margin_mse,
         "distill-kl": lambda: distill_kl,
         "splade": splade,
@@ -326,9 +324,9 @@ def _loss(args: Arguments, train: TextGroupsConfig) -> "SentenceLoss":
     }
     loss = losses[args.loss_name]()
     if args.matryoshka_dims is not None:
-        loss = sentence_embeddings.MatryoshkaLoss(loss=loss, dims=args.matryoshka_dims)
+        loss = embedding_losses.MatryoshkaLoss(loss=loss, dims=args.matryoshka_dims)
     if args.adaptive_layers:
-        loss = sentence_embeddings.AdaptiveLayerLoss(loss=loss)
+        loss = embedding_losses.AdaptiveLayerLoss(loss=loss)
     return loss
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     DistillationLoss,
     DistillKLDivLoss,
     MarginMSELoss,

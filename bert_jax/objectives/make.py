@@ -1,6 +1,7 @@
 """Makes the objective that a config describes."""
 
 from bert_jax.config.distillation import PretrainingDistillation, SoftLabels, TaskDistillation
+from bert_jax.config.embedding_losses import DenoisingAutoEncoderLoss, MaxSimRankingLoss, SpladeLoss
 from bert_jax.config.objectives import (
     CausalLM,
     FineTuning,
@@ -12,11 +13,6 @@ from bert_jax.config.objectives import (
     SentenceEmbedding,
     Seq2Seq,
     TokenDropping,
-)
-from bert_jax.config.sentence_embeddings import (
-    DenoisingAutoEncoderLoss,
-    MaxSimRankingLoss,
-    SpladeLoss,
 )
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Objective

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import CHOICE_FIELDS
-from bert_jax.config.sentence_embeddings import MaxSimRankingLoss, SentenceEmbedding, SpladeLoss
+from bert_jax.config.embedding_losses import MaxSimRankingLoss, SpladeLoss
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.losses import WeightedMean, is_correct
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.sentence_encoder.config import (

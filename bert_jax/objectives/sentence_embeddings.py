@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, encoder_inputs
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AdaptiveLayerLoss,
     AnglELoss,
     ContrastiveLoss,
@@ -28,7 +28,6 @@ from bert_jax.config.sentence_embeddings import (
     MatryoshkaLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
-    SentenceEmbedding,
     SingleLoss,
     SoftmaxLoss,
     SupervisedSimCSE,
@@ -37,6 +36,7 @@ from bert_jax.config.sentence_embeddings import (
     UnsupervisedSimCSE,
     single_loss,
 )
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder

@@ -3,7 +3,7 @@
 import dataclasses
 import string
 
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AdaptiveLayerLoss,
     EmbedDistillLoss,
     MaxSimRankingLoss,

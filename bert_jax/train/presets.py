@@ -12,6 +12,13 @@ import numpy as np
 
 from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation, Teacher
+from bert_jax.config.embedding_losses import (
+    DenoisingAutoEncoderLoss,
+    MaxSimRankingLoss,
+    SentenceLoss,
+    SoftmaxLoss,
+    compares_examples,
+)
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import (
     HeadTruncation,
@@ -32,16 +39,11 @@ from bert_jax.config.objectives import (
 )
 from bert_jax.config.prompts import Prompt
 from bert_jax.config.sentence_embeddings import (
-    DenoisingAutoEncoderLoss,
-    MaxSimRankingLoss,
     SentenceEmbedding,
     SentenceEmbeddingData,
-    SentenceLoss,
-    SoftmaxLoss,
     StsBenchmark,
     TextFile,
     TextGroupsConfig,
-    compares_examples,
 )
 from bert_jax.config.train import (
     LARGEST_BATCH_SIZE,

@@ -13,8 +13,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_jax.config.embedding_losses import CosineSimilarityLoss
 from bert_jax.config.experiment import Experiment
-from bert_jax.config.sentence_embeddings import ContrastivePairs, CosineSimilarityLoss
+from bert_jax.config.sentence_embeddings import ContrastivePairs
 from bert_jax.data.finetuning.example import is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.sentence_embeddings.loader import joined_text

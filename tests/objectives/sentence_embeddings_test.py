@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.apps.testing.models import small_config
 from bert_jax.config.config_lib import from_json, to_json
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AdaptiveLayerLoss,
     AnglELoss,
     CoSENTLoss,
@@ -19,11 +19,11 @@ from bert_jax.config.sentence_embeddings import (
     GISTEmbedLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
-    SentenceEmbedding,
     SoftmaxLoss,
     TripletLoss,
     UnsupervisedSimCSE,
 )
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import MeshConfig
 from bert_jax.errors import ConfigError
 from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig

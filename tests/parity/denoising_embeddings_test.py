@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import small_model
-from bert_jax.config.sentence_embeddings import DenoisingAutoEncoderLoss, SentenceEmbedding
+from bert_jax.config.embedding_losses import DenoisingAutoEncoderLoss
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import AdamW
 from bert_jax.export.export import export
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import small_model
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     DistillKLDivLoss,
     MarginMSELoss,
     MaxSimRankingLoss,
-    SentenceEmbedding,
     SpladeLoss,
 )
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import AdamW
 from bert_jax.data.sentence_embeddings.loader import regularizer_scale
 from bert_jax.export.retrieval_encoder import export_retrieval_encoder

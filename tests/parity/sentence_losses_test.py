@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AnglELoss,
     ContrastiveLoss,
     CoSENTLoss,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import small_model
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AdaptiveLayerLoss,
     AnglELoss,
     DistillKLDivLoss,
@@ -15,9 +15,9 @@ from bert_jax.config.sentence_embeddings import (
     GISTEmbedLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
-    SentenceEmbedding,
     UnsupervisedSimCSE,
 )
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import AdamW
 from bert_jax.export.export import export
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective

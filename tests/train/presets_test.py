@@ -10,17 +10,15 @@ from bert_jax import __main__ as cli
 from bert_jax.apps.testing.models import small_model
 from bert_jax.cli import finetune
 from bert_jax.config.data import FineTuningData, MultiTaskData
-from bert_jax.config.experiment import Experiment
-from bert_jax.config.labeled_data import Columns, Conll, TaskConfig, Windows
-from bert_jax.config.objectives import FineTuning
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     CosineSimilarityLoss,
     MaxSimRankingLoss,
     MultipleNegativesRankingLoss,
-    SentenceEmbedding,
-    SentenceEmbeddingData,
-    TextFile,
 )
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.labeled_data import Columns, Conll, TaskConfig, Windows
+from bert_jax.config.objectives import FineTuning
+from bert_jax.config.sentence_embeddings import SentenceEmbedding, SentenceEmbeddingData, TextFile
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import ConfigError

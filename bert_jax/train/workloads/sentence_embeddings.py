@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config.experiment import Experiment
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AnglELoss,
     ContrastiveLoss,
     CoSENTLoss,
@@ -22,8 +21,6 @@ from bert_jax.config.sentence_embeddings import (
     MaxSimRankingLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
-    SentenceEmbedding,
-    SentenceEmbeddingData,
     SentenceLoss,
     SingleLoss,
     SoftmaxLoss,
@@ -38,6 +35,8 @@ from bert_jax.config.sentence_embeddings import (
     single_loss,
     teacher_path,
 )
+from bert_jax.config.experiment import Experiment
+from bert_jax.config.sentence_embeddings import SentenceEmbedding, SentenceEmbeddingData
 from bert_jax.config.train import LabeledEval
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.features import Features

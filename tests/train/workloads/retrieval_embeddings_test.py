@@ -13,13 +13,8 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.apps.testing.models import small_config, small_model
-from bert_jax.config.sentence_embeddings import (
-    DistillKLDivLoss,
-    MarginMSELoss,
-    MaxSimRankingLoss,
-    SentenceEmbedding,
-    TextFile,
-)
+from bert_jax.config.embedding_losses import DistillKLDivLoss, MarginMSELoss, MaxSimRankingLoss
+from bert_jax.config.sentence_embeddings import SentenceEmbedding, TextFile
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export

@@ -14,7 +14,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.apps.plan.inputs import make_inputs
 from bert_jax.apps.testing.models import WORDS, small_config, small_model
-from bert_jax.config.sentence_embeddings import (
+from bert_jax.config.embedding_losses import (
     AdaptiveLayerLoss,
     ContrastiveLoss,
     CoSENTLoss,
@@ -24,14 +24,12 @@ from bert_jax.config.sentence_embeddings import (
     MarginMSELoss,
     MSELoss,
     MultipleNegativesRankingLoss,
-    SentenceEmbedding,
-    SentenceEmbeddingData,
     SoftmaxLoss,
     SupervisedSimCSE,
-    TextFile,
     TripletLoss,
     UnsupervisedSimCSE,
 )
+from bert_jax.config.sentence_embeddings import SentenceEmbedding, SentenceEmbeddingData, TextFile
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
