@@ -149,7 +149,7 @@ def fine_tuning_experiment(
     if max_length is None:
         max_length = _task_max_length(labeled, tokenizer, config, tuning, *settings)
     features = training_features(labeled, tokenizer, max_length, *settings)
-    bucket_lengths = fit_bucket_lengths(features.lengths, max_length)
+    bucket_lengths = _fit_lengths(features.lengths, max_length, epochs, batch_size)
     if has_default_length:
         _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
     data = FineTuningData(
@@ -205,6 +205,15 @@ def fine_tuning_experiment(
 MAX_DEFAULT_LENGTH = 256
 """The length up to which the usual length is raised for longer training examples. Memory grows with
 its square, and runs with other batch sizes should read the same texts."""
+
+
+def _fit_lengths(
+    lengths: np.ndarray, max_length: int, epochs: float | None, batch_size: int
+) -> tuple[int, ...]:
+    """Returns the bucket lengths of a run over sequences of these lengths."""
+    if epochs is None:  # then there are at least MIN_UPDATES updates
+        return fit_bucket_lengths(lengths, max_length)
+    return fit_bucket_lengths(lengths, max_length, epochs * max(1, len(lengths) // batch_size))
 
 
 def _default_max_length(
@@ -350,7 +359,7 @@ def multi_task_experiment(
         for task in loaded_tasks.values()
     ]
     lengths = np.concatenate([each.lengths for each in features])
-    bucket_lengths = fit_bucket_lengths(lengths, max_length)
+    bucket_lengths = _fit_lengths(lengths, max_length, epochs, batch_size)
     if has_default_length:
         num_truncated = sum(each.num_truncated for each in features)
         _log_lengths(max_length, lengths, num_truncated, bucket_lengths)
@@ -585,7 +594,8 @@ def sentence_embedding_experiment(
     lengths = features.lengths
     if compares_examples(loss):  # a batch has the length of its longest text
         lengths = np.append(lengths[loader.epoch_batches(0)].max(axis=1), lengths.max())
-    bucket_lengths = fit_bucket_lengths(lengths, max_length)
+    steps = _count_steps(loader, epochs)
+    bucket_lengths = fit_bucket_lengths(lengths, max_length, steps)
     if has_default_length:
         _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
     return Experiment(
@@ -606,7 +616,7 @@ def sentence_embedding_experiment(
         ),
         init_from=model,
         train=_sentence_train_config(
-            _count_steps(loader, epochs),
+            steps,
             max_length,
             batch_size,
             learning_rate,

@@ -270,14 +270,18 @@ def shuffle_batches(batches: list[PlannedBatch], seed: int, epoch: int) -> list[
 
 MAX_LENGTHS = 5
 """Most lengths that are fitted to the data, because the train step is compiled for each."""
-_MIN_SAVING = 0.05
-"""Fraction of all tokens that a further length must save. In a run of 200 updates it saves about as
-much time of a CPU as its compilation takes (`bench/padding.py`)."""
+_COMPILATION = 10
+"""How many updates take as long as the compilation of a train step, on a CPU (`bench/padding.py`).
+A further length must save as much."""
+_MANY_UPDATES = 200
+"""Longer runs do not get lengths that save less."""
 LENGTH_MULTIPLE = 8
 """Of which fitted lengths are multiples, for the vector units of all hardware."""
 
 
-def fit_bucket_lengths(lengths: np.ndarray, max_length: int) -> tuple[int, ...]:
+def fit_bucket_lengths(
+    lengths: np.ndarray, max_length: int, num_updates: float = _MANY_UPDATES
+) -> tuple[int, ...]:
     """Chooses the bucket lengths with which a run has few tokens, padding included.
 
     The longest sequence needs the last length. Others are added one after another, the one that
@@ -285,6 +289,8 @@ def fit_bucket_lengths(lengths: np.ndarray, max_length: int) -> tuple[int, ...]:
 
     Args:
       lengths: int [n], the number of tokens of each sequence, or of the longest in each batch.
+      num_updates: the updates of the run. In a short one the compilation of a further train step
+        takes longer than it saves.
 
     Returns:
       Multiples of 8, ascending, all below `max_length`.
@@ -298,10 +304,11 @@ def fit_bucket_lengths(lengths: np.ndarray, max_length: int) -> tuple[int, ...]:
         ascending = np.sort(chosen)
         return int(np.sum(counts * ascending[np.searchsorted(ascending, candidates)]))
 
+    min_saving = _COMPILATION / min(num_updates, _MANY_UPDATES)
     chosen = [int(candidates[-1])]
     while len(chosen) < MAX_LENGTHS:
         best = min(candidates.tolist(), key=lambda length: num_tokens([*chosen, length]))
-        if num_tokens([*chosen, best]) > (1 - _MIN_SAVING) * num_tokens(chosen):
+        if num_tokens([*chosen, best]) > (1 - min_saving) * num_tokens(chosen):
             break
         chosen.append(best)
     return with_doubles(sorted(chosen), max_length)
