@@ -110,11 +110,17 @@ def test_lengths_are_those_of_the_data(long_model, tmp_path, num_words, settings
     assert (config.train.phases[0].seq_length, config.data.bucket_lengths) == (length, buckets)
 
 
+def test_short_runs_have_few_lengths(long_model, tmp_path):
+    config = fine_tuning_experiment(columns_of(tmp_path, 5, 5, 43), long_model, epochs=1)
+    assert isinstance(config.data, FineTuningData)
+    assert config.data.bucket_lengths == (48, 96)
+
+
 def test_default_length_is_logged(long_model, tmp_path, caplog):
     caplog.set_level("INFO", "bert_jax.train.presets")
-    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 43), long_model, epochs=1)
-    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=1)
-    fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=1, max_length=64)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 43), long_model, epochs=200)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=200)
+    fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=200, max_length=64)
     assert caplog.messages == [
         "maximum length: 128 tokens (longest training example: 45); training batches are padded to "
         "8 or 48 tokens; change the maximum with --max-length",
@@ -175,7 +181,7 @@ def test_lengths_of_texts_to_embed(long_model, tmp_path, loss, num_words, read, 
     )
     encoder = SentenceEncoderConfig(max_seq_length=read)
     config = sentence_embedding_experiment(
-        file, long_model, loss, batch_size=2, sentence_encoder=encoder
+        file, long_model, loss, epochs=100, batch_size=2, sentence_encoder=encoder
     )
     assert isinstance(config.data, SentenceEmbeddingData)
     assert isinstance(config.objective, SentenceEmbedding)
