@@ -8,6 +8,9 @@ the vectors of tokens of any other encoder are normalized, which is no trained m
 Without MODEL, the encoder is a new one with 2 layers of width 128, and a vocabulary of BERT: its
 vectors tell tokens and positions apart, so that recall and time mean something, and MRR little.
 
+fast-plaid, the index of PyLate, is measured with --plaid-python, of an environment that has the
+version of PyTorch that its wheel needs; `fast_plaid_search.py` runs there.
+
 Printed are, for each system: the fraction of the first 10 texts of exact MaxSim that it finds,
 MRR@10 of the paragraph of the question, bytes of vectors for each text, and queries per second, the
 median over rounds in which the systems take turns. Queries are embedded before; those of BM25 are
@@ -16,8 +19,10 @@ words. The dense index has the means of the same vectors of tokens.
 
 import argparse
 import dataclasses
+import json
 import random
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +48,7 @@ from bert_jax.tasks.metrics.vectors import normalize_vectors
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 TOP_K = 10
-EXACT, DENSE, BM25 = "exact MaxSim", "dense", "bm25s"
+EXACT, DENSE, BM25, PLAID = "exact MaxSim", "dense", "bm25s", "fast-plaid"
 
 Search = Callable[[int, int], Neighbors]
 """Finds the best `TOP_K` texts of the queries from a number to another."""
@@ -63,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bits", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--pool-factor", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--plaid-python", help="python of an environment with fast-plaid")
     args = parser.parse_args(argv)
     data = sample(read_retrieval_set(f"squad:{args.squad}"), args.num_documents, args.num_queries)
     loaded = load_encoder(args.model) if args.model else random_model(Path(args.vocabulary))
@@ -86,8 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             searches[name] = search_tokens(index.vectors, vectors)
             sizes[name] = index.vectors.num_bytes / len(index)
-        # The uncompressed index is small enough to hold its means in memory.
-        means = [each.mean(axis=0) for each in encoder.encode_documents(texts_of(data))]
+        # The uncompressed index is small enough to hold its vectors in memory.
+        documents_vectors = encoder.encode_documents(texts_of(data))
+        if args.plaid_python:
+            peer = Plaid(args.plaid_python, documents_vectors, vectors, Path(folder))
+            searches[PLAID], sizes[PLAID] = peer.search, peer.num_bytes / len(data.documents)
+        means = [each.mean(axis=0) for each in documents_vectors]
         documents = normalize_vectors(np.stack(means))
         dense_queries = normalize_vectors(np.stack([each.mean(axis=0) for each in vectors]))
         searches[DENSE] = lambda a, b: exact_neighbors(dense_queries[a:b], documents, TOP_K)
@@ -135,6 +145,49 @@ def search_tokens(stored: StoredVectors, vectors: list[np.ndarray]) -> Search:
     """Returns the default search of an index of vectors of tokens."""
     search = getattr(stored, "approximate", stored.exact)
     return lambda start, stop: search(vectors[start:stop], TOP_K)
+
+
+class Plaid:
+    """Searches with fast-plaid in a process of another environment (4 bits, its defaults)."""
+
+    def __init__(
+        self,
+        python: str,
+        documents: Sequence[np.ndarray],
+        queries: Sequence[np.ndarray],
+        folder: Path,
+    ):
+        """Starts the process, which builds the index.
+
+        Args:
+          documents, queries: the vectors of the tokens of each text, float32 [tokens, E].
+        """
+        for name, texts in (("documents", documents), ("queries", queries)):
+            lengths = np.array([len(text) for text in texts])
+            np.savez(folder / f"{name}.npz", vectors=np.concatenate(texts), lengths=lengths)
+        script = str(Path(__file__).with_name("fast_plaid_search.py"))
+        self._process = subprocess.Popen(
+            [python, script, str(folder), str(TOP_K)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.num_bytes = json.loads(self._read())["num_bytes"]
+
+    def search(self, start: int, stop: int) -> Neighbors:
+        """Returns the best texts of the queries from `start` to `stop`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{start} {stop}\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._read())
+        return Neighbors(np.array(answer["rows"]), np.array(answer["scores"], np.float32))
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        while not (line := self._process.stdout.readline()).startswith("{"):
+            if not line:
+                raise RuntimeError("fast_plaid_search.py ended; its messages are above")
+        return line
 
 
 def print_table(
