@@ -3,10 +3,10 @@
     python bench/retrieval_data.py --squad train-v1.1.json --qqp quora-dev.tsv --output data
 
 `pairs.jsonl` has a sample of questions and their paragraphs. `relevance.jsonl` has the same pairs
-with the label 1, and with the label 0 the text that BM25 finds first among those that are not
-relevant. `quora/` is a retrieval set in BEIR's layout (Thakur et al. 2021): the texts are questions
-of Quora Question Pairs, and relevant are those that are connected by labeled duplicates; a question
-is not a result for itself.
+with the label 1; with the label 0, each question has the first other paragraph that BM25 finds.
+`quora/` is a retrieval set in BEIR's layout (Thakur et al. 2021). Its texts are questions of Quora
+Question Pairs. Those that labeled duplicates connect are relevant to each other; a question is not
+a result for itself.
 """
 
 import argparse
@@ -80,9 +80,11 @@ def _write_quora(
     duplicates: dict[str, set[str]] = defaultdict(set)
     for row in read_table(file).rows:
         first, second, label = (str(row.cells[name]).strip() for name in columns)
+        if not first or not second:
+            continue
         for question, other in ((first, second), (second, first)):
             duplicates[question] |= {other} if float(label) else set()
-    groups = {question: _connected(question, duplicates) for question in duplicates if question}
+    groups = {question: _connected(question, duplicates) for question in duplicates}
     queries = rng.sample([q for q, group in groups.items() if len(group) > 1], num_queries)
     needed = dict.fromkeys(text for query in queries for text in sorted(groups[query]))
     others = [question for question in groups if question not in needed]

@@ -306,7 +306,7 @@ class DenoisingAutoEncoderLoss:
     trained with them and then left out.
     """
 
-    deletion_ratio: float = 0.6  # probability with which a word is deleted, anew in each epoch
+    deletion_ratio: float = 0.6  # probability with which a word is deleted, drawn for each epoch
 
     def __post_init__(self) -> None:
         check_range(f"{_LOSS}.deletion_ratio", self.deletion_ratio, at_least=0, at_most=1)

@@ -45,7 +45,7 @@ def read_m3_head(folder: Path, kind: EmbeddingKind, hidden_size: int) -> dict[st
     if file is None:
         raise UserError(
             f"{folder} has no {M3_HEADS[kind]}.pt, the {kind.replace('_', '-')} head of BGE-M3; "
-            "expected a folder in its layout, or only heads that the model has"
+            "expected a folder in the layout of BGE-M3; otherwise ask only for heads that it has"
         )
     tensors = read_weights(file)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}

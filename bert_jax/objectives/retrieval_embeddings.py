@@ -44,6 +44,7 @@ from bert_jax.objectives.sentence_embeddings import (
     embed_texts,
     encode_in_chunks,
     encoded_padding,
+    first_texts,
     text_rows,
 )
 from bert_jax.params.functional import Params
@@ -193,10 +194,7 @@ class MultiVectorEmbeddingObjective(Objective):
             size = texts[CHOICE_FIELDS[0]].shape[0]
             keys = (None, None) if key is None else jax.random.split(key)
             # Queries are much shorter than documents, and all after their length is padding.
-            queries = {
-                name: ids[:, : self._query_length]
-                for name, ids in text_rows(texts, slice(0, 1)).items()
-            }
+            queries = first_texts(texts, self._query_length)
             query_vectors, _, queries_have = network.embed(queries, "query", keys[0])
             documents = text_rows(texts, slice(1, None))
             vectors, _, have = network.embed(documents, "document", keys[1])

@@ -273,14 +273,22 @@ def encoded_padding(batch: Batch, first_length: int | None) -> Metrics:
 
 
 def _split_texts(texts: Batch, first_length: int | None) -> tuple[Batch | None, Batch]:
-    """Returns the first text of each example if it is encoded on its own, and the other texts."""
+    """Returns the first texts [B, first_length] if they are encoded on their own, and the others.
+
+    Otherwise there are no first texts, and the others are all texts, [B x A, L].
+    """
     if CHOICE_FIELDS[0] not in texts:
         return None, encoder_inputs(texts)
     _, num_texts, length = texts[CHOICE_FIELDS[0]].shape
     if first_length is None or first_length >= length or num_texts == 1:
         return None, encoder_inputs(texts)
-    first = {name: ids[:, :first_length] for name, ids in text_rows(texts, slice(0, 1)).items()}
-    return first, text_rows(texts, slice(1, None))
+    return first_texts(texts, first_length), text_rows(texts, slice(1, None))
+
+
+def first_texts(texts: Batch, length: int | None) -> Batch:
+    """Returns the first text of each example as the encoder's fields, cut to `length`, [B, L]."""
+    rows = text_rows(texts, slice(0, 1))
+    return {name: ids[:, :length] for name, ids in rows.items()}
 
 
 def text_rows(texts: Batch, chosen: slice) -> Batch:

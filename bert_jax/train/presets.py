@@ -1,4 +1,7 @@
-"""Makes experiments from a pretrained model and its data: fine-tuning and sentence encoders."""
+"""Makes experiments from a pretrained model and its data: fine-tuning and sentence encoders.
+
+One module, because all choose lengths, numbers of updates and checkpoints by the same rules.
+"""
 
 import dataclasses
 import functools

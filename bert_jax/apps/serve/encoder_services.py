@@ -6,9 +6,9 @@ how their outputs become the result.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import jax
 import msgspec
@@ -33,6 +33,7 @@ from bert_jax.tasks.metrics.vectors import normalize_vectors
 from bert_jax.text.tokenizer import Tokenizer, check_unicode
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,16 @@ class Work(Generic[T]):
     def num_tokens(self) -> int:
         """Returns the number of tokens of all sequences."""
         return sum(map(len, self.sequences))
+
+    def map(self, convert: Callable[[T], U]) -> "Work[U]":
+        """Returns the work whose result is converted, on the thread that decodes it."""
+        return Work(
+            engine=self.engine,
+            sequences=self.sequences,
+            decode=lambda outputs: convert(self.decode(outputs)),
+            num_characters=self.num_characters,
+            num_truncated=self.num_truncated,
+        )
 
 
 def refuse_long(
@@ -359,13 +370,9 @@ class EmbeddingService:
         return [np.array(length if isinstance(item, str) else 0, np.int32) for item in items]
 
 
-def vectors_to_json(work: Work[np.ndarray]) -> Work[list[msgspec.Raw]]:
-    """Returns the work whose result is the JSON of each vector, made on a thread of the pool."""
-
-    def decode(outputs: Sequence[Arrays]) -> list[msgspec.Raw]:
-        return [msgspec.Raw(msgspec.json.encode(row.tolist())) for row in work.decode(outputs)]
-
-    return dataclasses.replace(cast(Work[Any], work), decode=decode)
+def vectors_to_json(vectors: Iterable[np.ndarray]) -> list[msgspec.Raw]:
+    """Returns the JSON of each vector, float [D]."""
+    return [msgspec.Raw(msgspec.json.encode(vector.tolist())) for vector in vectors]
 
 
 def rows_to_json(rows: np.ndarray) -> msgspec.Raw:

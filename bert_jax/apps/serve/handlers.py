@@ -7,10 +7,11 @@ transformers' pipelines (/tag, /answer, /fill_mask), OpenAI (/v1), and Jina (/v1
 import base64
 import time
 import uuid
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from bert_jax.apps.serve import requests as types
@@ -32,6 +33,7 @@ from bert_jax.apps.serve.retrieval_services import (
 from bert_jax.apps.serve.served_models import ROUTES, Ability, ServedModel
 from bert_jax.apps.serve.server_state import ServerState, Timings
 from bert_jax.apps.serve.task_services import TaskService, label_scores, relevance
+from bert_jax.interop.sentence_folder import EmbeddingKind
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.version import __version__
 
@@ -99,16 +101,14 @@ async def embed(call: Call, request: types.EmbedRequest) -> Any:
     service = call.find("embed", request.model).embedding
     assert service is not None  # by its ability
     return await call.compute(
-        lambda: vectors_to_json(
-            service.embed(
-                items,
-                truncate=request.truncate is not False,
-                keep_end=_keeps_end(request),
-                prompt_name=request.prompt_name,
-                normalize=request.normalize,
-                dimensions=request.dimensions,
-            )
-        )
+        lambda: service.embed(
+            items,
+            truncate=request.truncate is not False,
+            keep_end=_keeps_end(request),
+            prompt_name=request.prompt_name,
+            normalize=request.normalize,
+            dimensions=request.dimensions,
+        ).map(vectors_to_json)
     )
 
 
@@ -150,11 +150,13 @@ async def multi_vector(call: Call, request: types.MultiVectorRequest) -> Any:
     model = call.find("multi_vector", request.model)
     service = model.multi_vector
     assert service is not None
-    vectors = await call.compute(lambda: service.embed(texts, role=request.input_type))
+    vectors = await call.compute(
+        lambda: service.embed(texts, role=request.input_type).map(_token_vectors_to_json)
+    )
     return {
         "object": "list",
         "data": [
-            {"object": "embeddings", "index": index, "embeddings": rows_to_json(each)}
+            {"object": "embeddings", "index": index, "embeddings": each}
             for index, each in enumerate(vectors)
         ],
         "model": model.name,
@@ -167,22 +169,23 @@ async def embed_heads(call: Call, request: types.EmbedHeadsRequest) -> Any:
     texts = one_or_more_texts(call, request.inputs)
     service = call.find("embed_heads", request.model).embedding
     assert isinstance(service, M3Service)
-    found = await call.compute(
+    return await call.compute(
         lambda: service.embed_heads(
             texts,
             service.kinds if request.heads is None else request.heads,
             prompt_name=request.prompt_name,
             truncate=request.truncate is not False,
-        )
+        ).map(_heads_to_json)
     )
-    return {
-        kind: [rows_to_json(each) for each in values]
-        if kind == "multi_vector"
-        else [each.tolist() for each in values]
-        if kind == "dense"
-        else values
-        for kind, values in found.items()
-    }
+
+
+def _token_vectors_to_json(texts: Iterable[np.ndarray]) -> list[msgspec.Raw]:
+    return [rows_to_json(vectors) for vectors in texts]
+
+
+def _heads_to_json(heads: dict[EmbeddingKind, list[Any]]) -> dict[EmbeddingKind, list[Any]]:
+    convert = {"dense": vectors_to_json, "multi_vector": _token_vectors_to_json, "sparse": list}
+    return {kind: convert[kind](embeddings) for kind, embeddings in heads.items()}
 
 
 async def similarity(call: Call, request: types.SimilarityRequest) -> Any:
@@ -275,7 +278,10 @@ async def _late_interaction(
 ) -> list[float]:
     """Returns the MaxSim of the query and each text, which is never mapped to (0, 1)."""
     if _keeps_end(request):
-        message = "a multi-vector model cuts the end of long texts; leave out this field"
+        message = (
+            f"`truncation_direction` is {request.truncation_direction!r}, but a multi-vector model "
+            "always cuts the end of long texts; leave it out"
+        )
         raise RequestError("validation", message, "truncation_direction")
     truncate = request.truncate is not False
     (query,) = await call.compute(

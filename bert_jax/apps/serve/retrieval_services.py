@@ -4,10 +4,9 @@ Texts are tokenized as `SparseEmbedder` and `MultiVectorEmbedder` do, by their r
 model with dense, sparse and multi-vector heads (BGE-M3) computes all of them in one pass.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -268,14 +267,18 @@ class M3Service(EmbeddingService):
         """
         unknown = [kind for kind in kinds if kind not in self.kinds]
         if unknown or not kinds:
-            found = f"has {unknown[0]!r}" if unknown else "is empty"
-            message = f"`heads` {found}; expected at least one of {', '.join(self.kinds)}"
+            found = (
+                f"the model has no head {unknown[0]!r}"
+                if unknown
+                else "the model needs a name in `heads`"
+            )
+            message = f"{found}; expected any of {', '.join(self.kinds)}"
             raise RequestError("validation", message, "heads")
 
         def decode(
             outputs: Sequence[Arrays], ids: Sequence[np.ndarray]
         ) -> dict[EmbeddingKind, list[Any]]:
-            pairs = list(zip(outputs, ids, strict=True))
+            texts = list(zip(outputs, ids, strict=True))
             found: dict[EmbeddingKind, list[Any]] = {}
             for kind in kinds:
                 match kind:
@@ -283,15 +286,21 @@ class M3Service(EmbeddingService):
                         found[kind] = list(self._vectors(outputs))
                     case "sparse":
                         found[kind] = [
-                            _to_json(*largest_of_tokens(row, o[kind][: len(row)], self.tokenizer))
-                            for o, row in pairs
+                            _to_json(
+                                *largest_of_tokens(
+                                    text_ids, output[kind][: len(text_ids)], self.tokenizer
+                                )
+                            )
+                            for output, text_ids in texts
                         ]
                     case "multi_vector":  # [CLS] has no vector
-                        found[kind] = [o[kind][1 : len(row)] for o, row in pairs]
+                        found[kind] = [
+                            output[kind][1 : len(text_ids)] for output, text_ids in texts
+                        ]
             return found
 
         outputs = tuple("embedding" if kind == "dense" else kind for kind in kinds)
-        return self._work(texts, outputs, decode, truncate, False, prompt_name)
+        return self._work(texts, outputs, decode, truncate, keep_end=False, prompt_name=prompt_name)
 
 
 class _M3Head:
@@ -314,10 +323,7 @@ class _M3Head:
         work = self._service.embed_heads(
             texts, (self.kind,), prompt_name=prompt_name, truncate=truncate
         )
-        alone = dataclasses.replace(
-            cast(Work[Any], work), decode=lambda outputs: work.decode(outputs)[self.kind]
-        )
-        return cast(Work[list[Any]], alone)
+        return work.map(lambda found: found[self.kind])
 
 
 class M3SparseService(_M3Head):

@@ -303,6 +303,8 @@ def _describe(model: ServedModel) -> str:
     kind = "an encoder without a task head"
     if model.task is not None:
         kind = f"a model for {model.task.kind.name}"
+    elif isinstance(model.embedding, M3Service):
+        kind = "a model with several heads"
     elif model.sparse is not None or model.multi_vector is not None:
         kind = "a sparse model" if model.sparse is not None else "a multi-vector model"
     return f"{kind}, with {', '.join(routes)}"

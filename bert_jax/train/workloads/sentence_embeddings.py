@@ -208,11 +208,12 @@ class SentenceEmbeddingWorkload(Workload):
         features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
-        longest, limit = max_text_lengths(features)[0], self._config.first_text_length
-        if limit is not None and longest > limit:
+        limit = self._config.first_text_length
+        if limit is not None and (longest := max_text_lengths(features)[0]) > limit:
             raise ConfigError(
-                f"objective.first_text_length is {limit}, but the first text of an example of "
-                f"{groups.name} has {longest} tokens; expected at least {longest}, or null"
+                f"objective.first_text_length is {limit}, but the longest first text of "
+                f"{groups.name} has {longest} tokens; expected at least {longest}, or null to "
+                "encode all texts at one length"
             )
         return features
 

@@ -97,11 +97,13 @@ def test_one_engine_computes_all_heads(server, folder):
 
 def test_heads_that_are_not_possible_are_refused(server, folder, tmp_path):
     for heads, message in (
-        ([], "`heads` is empty; expected at least one of dense, sparse, multi_vector"),
+        ([], "the model needs a name in `heads`; expected any of dense, sparse, multi_vector"),
         (["dense", "colbert"], "heads"),
     ):
         error = server.post("/embed_heads", inputs="sea", heads=heads)
         assert error.status_code == 422 and message in error.json()["error"], error.json()
+    error = server.post("/predict", inputs="sea", model="m3")
+    assert error.status_code == 422 and "it is a model with several heads" in str(error.json())
     error = server.post("/embed_heads", inputs=TEXTS, truncate=False)
     assert error.status_code == 422 and "more than 20 tokens" in error.json()["error"]
     for file in folder.iterdir():
@@ -112,7 +114,7 @@ def test_heads_that_are_not_possible_are_refused(server, folder, tmp_path):
     with running_server(served, CONFIG) as running:
         assert list(running.post("/embed_heads", inputs="sea").json()) == ["dense", "sparse"]
         error = running.post("/embed_heads", inputs="sea", heads=["multi_vector"])
-        message = "`heads` has 'multi_vector'; expected at least one of dense, sparse"
+        message = "the model has no head 'multi_vector'; expected any of dense, sparse"
         assert error.status_code == 422 and message in error.json()["error"]
         error = running.post("/v1/multi-vector", input="sea")
         assert error.status_code == 400 and "no model of this server" in str(error.json())

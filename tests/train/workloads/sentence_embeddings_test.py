@@ -180,7 +180,7 @@ def test_errors_of_the_command_line(folder, capsys, flags, message):
 
 def test_first_texts_that_are_too_long_are_refused(folder, capsys):
     assert train(folder, "long", "--set", "objective.first_text_length=2") == 2
-    message = "objective.first_text_length is 2, but the first text of an example of "
+    message = "objective.first_text_length is 2, but the longest first text of "
     assert message in capsys.readouterr().err
 
 

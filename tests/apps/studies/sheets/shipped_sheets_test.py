@@ -16,6 +16,7 @@ from bert_jax.apps.studies.sheets.sheet import Pretrain
 from bert_jax.apps.testing.text_corpus import prepare_corpus
 from bert_jax.config.recipes import call_recipe, load_recipe, shipped_recipes
 from bert_jax.config.train import WarmupStableDecay
+from bert_jax.errors import ConfigError
 
 TUNING = ["model=exported", "task=glue/rte"]
 RETRIEVAL = [
@@ -162,3 +163,9 @@ def test_real_sheet_compiles_once_for_all_seeds(corpus, tmp_path, capsys, monkey
     curve = results["curves"]["mlm_loss"]["mlm"]
     assert [step for step, _ in curve] == sorted({step for step, _ in curve})
     assert "mean of 2 seeds" in capsys.readouterr().out
+
+
+def test_data_needs_all_of_the_text_as_its_last_part(corpus):
+    for parts, message in (("[8,2]", "expected 1, all of the files"), ("[99,1]", "at least 99")):
+        with pytest.raises(ConfigError, match=message):
+            load_sheet("data", [*arguments("data", corpus), f"parts={parts}"])
