@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
+from tqdm import tqdm
 
 from bert_jax.apps.word_vectors.vectors import WordVectors
 from bert_jax.errors import UserError
@@ -124,16 +125,38 @@ def adagrad_update(params: Params, squares: Params, gradients: Params) -> tuple[
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))
-def _train_epoch(
+def train_epoch(
     state: tuple[Params, Params], batches: CountBatch
 ) -> tuple[tuple[Params, Params], jax.Array]:
     """Makes one update for each batch of [steps, B] entries; returns the loss of each, too."""
 
     def step(state: Any, batch: CountBatch) -> tuple[Any, jax.Array]:
-        loss, gradients = jax.value_and_grad(glove_loss)(state[0], batch)
-        return adagrad_update(state[0], state[1], gradients), loss
+        # Other rows have no gradient, so AdaGrad leaves them as they are.
+        word_rows, words = _distinct(batch.words)
+        context_rows, contexts = _distinct(batch.contexts)
+        rows = {
+            "words": word_rows,
+            "word_biases": word_rows,
+            "contexts": context_rows,
+            "context_biases": context_rows,
+        }
+        old = tuple({name: tree[name][rows[name]] for name in tree} for tree in state)
+        local = batch._replace(words=words, contexts=contexts)
+        loss, gradients = jax.value_and_grad(glove_loss)(old[0], local)
+        new = adagrad_update(*old, gradients)
+        state = tuple(
+            {name: tree[name].at[rows[name]].set(values[name], mode="drop") for name in tree}
+            for tree, values in zip(state, new, strict=True)
+        )
+        return state, loss
 
     return jax.lax.scan(step, state, batches)
+
+
+def _distinct(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the distinct numbers of [B], padded to [B] out of range, and the index of each."""
+    padding = jnp.iinfo(ids.dtype).max
+    return jnp.unique(ids, return_inverse=True, size=len(ids), fill_value=padding)
 
 
 def train_glove(
@@ -164,7 +187,8 @@ def train_glove(
     state = params, jax.tree.map(jnp.ones_like, params)
     losses: list[float] = []
     size = min(BATCH_SIZE, matrix.nnz)
-    for epoch in range(epochs):
+    bar = tqdm(range(epochs), desc="GloVe", unit="epoch")
+    for epoch in bar:
         order = np.random.default_rng((seed, epoch)).permutation(matrix.nnz)
         columns = (
             matrix.row.astype(np.int32),
@@ -173,7 +197,8 @@ def train_glove(
         )
         padded = (np.pad(column[order], (0, -len(order) % size)) for column in columns)
         batches = CountBatch(*(jnp.asarray(column.reshape(-1, size)) for column in padded))
-        state, batch_losses = _train_epoch(state, batches)
+        state, batch_losses = train_epoch(state, batches)
         losses.append(float(batch_losses.sum()) / matrix.nnz)
+        bar.set_postfix_str(f"loss {losses[-1]:.4f}")
     params = state[0]
     return WordVectors(words, np.asarray(params["words"] + params["contexts"])), losses

@@ -183,6 +183,25 @@ def test_the_loss_of_glove_and_its_gradients_equal_a_reference(monkeypatch: pyte
     np.testing.assert_allclose(updated["words"], tensors["words"].detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_an_epoch_of_glove_equals_updates_of_all_rows():
+    params = glove.init_params(jax.random.key(0), 7, 3)
+    squares = jax.tree.map(jax.numpy.ones_like, params)
+    rng = np.random.default_rng(0)
+    ids, counts = rng.integers(0, 6, (2, 4, 5)), rng.uniform(0.5, 200, (4, 5)).astype(np.float32)
+    counts[-1, -1] = 0.0  # padding
+    batches = glove.CountBatch(*map(jax.numpy.asarray, (*ids, counts)))
+    (found, found_squares), losses = glove.train_epoch(
+        jax.tree.map(jax.numpy.copy, (params, squares)), batches
+    )
+    for number in range(4):
+        batch = glove.CountBatch(*(column[number] for column in batches))
+        loss, gradients = jax.value_and_grad(glove.glove_loss)(params, batch)
+        params, squares = glove.adagrad_update(params, squares, gradients)
+        assert float(losses[number]) == pytest.approx(float(loss), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found_squares, squares)
+
+
 @pytest.mark.parametrize("method", ["cbow", "skip-gram", "fasttext", "glove"])
 def test_words_in_the_same_contexts_have_similar_vectors(method: Method):
     config = WordVectorConfig(method=method, dimensions=8, epochs=200, min_count=2)
