@@ -79,9 +79,11 @@ class Encoder(Protocol):
 
     Groups of layers that share parameters have the paths "groups/<group>/layers/<i>/...".
 
-    A family whose config returns `global_tokens` for some task has one more argument,
-    `global_attention_mask`: int32 [B, L], or None for none of these tokens. One that `drops_tokens`
-    has the argument `selection`: a `TokenSelection` of `models/layers/stack.py`, or None for all.
+    `TransformerEncoder`, the class of most families, has two more arguments. The first,
+    `global_attention_mask`, is for families whose config returns `global_tokens` for some task:
+    int32 [B, L], 1 = the token attends to all tokens of its sequence or packed example, and they
+    attend to it; None for none of these tokens. The second, `selection`, is for those whose config
+    `drops_tokens`: a `TokenSelection` of `models/layers/stack.py`, or None for all tokens.
     """
 
     def __call__(

@@ -5,20 +5,16 @@ dropout is applied after the feed-forward layers; Hugging Face's class has no dr
 matters in training only.
 """
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
-from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
-from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
-from bert_jax.models.layers.stack import Span, run_layers
+from bert_jax.models.layers.post_norm import PostNormBlock
+from bert_jax.models.layers.stack import Span
+from bert_jax.models.layers.transformer import TransformerEncoder
 
 
 class LayerGroup(nnx.Module):
@@ -31,7 +27,7 @@ class LayerGroup(nnx.Module):
 
 
 # In Google's files "gelu" is the tanh form and is read as such; in Hugging Face's files it is erf.
-class AlbertEncoder(nnx.Module):
+class AlbertEncoder(TransformerEncoder):
     """Encodes token ids; pooler and heads are not part of it.
 
     Attributes:
@@ -50,50 +46,23 @@ class AlbertEncoder(nnx.Module):
         self.group_applications = tuple(config.group_applications())
         self.compute = compute
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        *,
-        position_ids: jax.Array | None = None,
-        packing_ids: jax.Array | None = None,
-        causal: bool | jax.Array = False,
-        dropout_key: jax.Array | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
-        mask = make_attention_mask(attention_mask, packing_ids, causal)
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        # Each application of a layer has its own dropout. The layers of a group have one depth for
-        # layer-wise rates, unfreezing and `reinit_layers`: one parameter has one rate.
-        blocks: list[PostNormBlock] = []
-        spans: list[Span] = []
-        for group, count in zip(self.groups, self.group_applications, strict=True):
-            spans.append(Span(len(blocks), len(group.layers), count, are_shared=True))
-            blocks += [*group.layers] * count
-        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, len(blocks), NUM_DROPOUT_SITES
-        )
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
-        return run_layers(
-            blocks,
-            self.compute,
-            self.embedding_projection(embedded),
-            mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            spans=spans,
-        )
+    def blocks(self) -> list[PostNormBlock]:
+        """Returns the layers of each group as often as they are applied.
 
-    def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, E]."""
-        return self.embeddings.word_embeddings.embedding[...]
+        Each application has dropout of its own. The layers of a group have one depth for layer-wise
+        rates, unfreezing and `reinit_layers`: one parameter has one rate.
+        """
+        applied = zip(self.groups, self.group_applications, strict=True)
+        return [layer for group, count in applied for layer in [*group.layers] * count]
+
+    def spans(self) -> list[Span]:
+        """Returns a span for each group."""
+        spans: list[Span] = []
+        start = 0
+        for group, count in zip(self.groups, self.group_applications, strict=True):
+            spans.append(Span(start, len(group.layers), count, are_shared=True))
+            start += len(group.layers) * count
+        return spans
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

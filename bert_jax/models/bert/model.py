@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import make_attention_mask
+from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import AlibiPositions, ComputeConfig, RotaryPositions
-from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.post_norm import PostNormBlock
 from bert_jax.models.layers.relative_bias import alibi_bias
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import TokenSelection, run_layers
+from bert_jax.models.layers.transformer import EncoderInputs, TransformerEncoder
 
 
-class BertEncoder(nnx.Module):
+class BertEncoder(TransformerEncoder):
     """Encodes token ids (Devlin et al. 2019, section 3); pooler and heads are not part of it.
 
     Attributes:
@@ -42,8 +40,7 @@ class BertEncoder(nnx.Module):
         """Initializes all parameters; `blocks` None are BERT's layers."""
         self.embeddings = Embeddings(config, compute, rngs)
         width = config.word_embedding_size
-        self.has_projection = width != config.hidden_size
-        if self.has_projection:
+        if width != config.hidden_size:
             self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
         if blocks is None:
             blocks = [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
@@ -52,52 +49,16 @@ class BertEncoder(nnx.Module):
         self.head_width = config.head_width
         self.compute = compute
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        *,
-        position_ids: jax.Array | None = None,
-        packing_ids: jax.Array | None = None,
-        causal: bool | jax.Array = False,
-        dropout_key: jax.Array | None = None,
-        selection: TokenSelection | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
-        mask = make_attention_mask(attention_mask, packing_ids, causal)
+    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+        """Returns the attention mask, with the bias or the rotations of the positions."""
+        mask = inputs.mask()
         if isinstance(self.positions, AlibiPositions):
-            mask = dataclasses.replace(mask, bias=alibi_bias(self.num_heads, input_ids.shape[1]))
+            return dataclasses.replace(mask, bias=alibi_bias(self.num_heads, inputs.length))
         if isinstance(self.positions, RotaryPositions):
             frequencies = inverse_frequencies(self.head_width, self.positions.rope_theta)
-            table = rotary_table(input_ids.shape[1], frequencies, position_ids)
-            mask = dataclasses.replace(mask, rotary=table)
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, len(self.layers), self.layers[0].num_dropout_sites
-        )
-        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
-        if self.has_projection:
-            x_BLD = self.embedding_projection(x_BLD)
-        return run_layers(
-            self.layers,
-            self.compute,
-            x_BLD,
-            mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            selection=selection,
-        )
-
-    def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, E]."""
-        return self.embeddings.word_embeddings.embedding[...]
+            table = rotary_table(inputs.length, frequencies, inputs.position_ids)
+            return dataclasses.replace(mask, rotary=table)
+        return mask
 
 
 class Pooler(nnx.Module):

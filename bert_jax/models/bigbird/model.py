@@ -10,18 +10,13 @@ from flax import nnx
 from bert_jax.errors import ConfigError
 from bert_jax.models.bigbird.attention import block_counts, block_sparse_attention, random_blocks
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
-from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import (
-    AttentionMask,
-    SelfAttention,
-    make_attention_mask,
-)
+from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.matmul import attention_scores
-from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
-from bert_jax.models.layers.stack import run_layers
+from bert_jax.models.layers.post_norm import PostNormBlock
+from bert_jax.models.layers.transformer import EncoderInputs, TransformerEncoder
 
 
 class BigBirdEmbeddings(Embeddings):
@@ -119,7 +114,7 @@ def _dense_weights(
 # Short sequences have full attention, but unlike Hugging Face's class, a model does not keep it
 # after its first short batch. Packed and causal long sequences are refused, because the first and
 # the last block of a row are global.
-class BigBirdEncoder(nnx.Module):
+class BigBirdEncoder(TransformerEncoder):
     """Encodes token ids (Zaheer et al. 2020); pooler and heads are not part of it."""
 
     def __init__(self, config: BigBirdConfig, compute: ComputeConfig, rngs: nnx.Rngs):
@@ -140,53 +135,21 @@ class BigBirdEncoder(nnx.Module):
         )
         self.compute = compute
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        *,
-        position_ids: jax.Array | None = None,
-        packing_ids: jax.Array | None = None,
-        causal: bool | jax.Array = False,
-        dropout_key: jax.Array | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments.
+    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+        """Returns the attention mask.
 
         Raises:
           ConfigError: a long sequence with packed examples, whose first and last blocks are not
             those of the row, or with causal attention.
         """
-        length, pattern = input_ids.shape[1], self.pattern
-        if isinstance(pattern, BlockSparseWhenLong) and length > pattern.max_full_length:
-            unsupported = "packed examples" if packing_ids is not None else "causal attention"
-            if packing_ids is not None or causal is not False:
+        pattern = self.pattern
+        if isinstance(pattern, BlockSparseWhenLong) and inputs.length > pattern.max_full_length:
+            is_packed = inputs.packing_ids is not None
+            if is_packed or inputs.causal is not False:
+                unsupported = "packed examples" if is_packed else "causal attention"
                 raise ConfigError(
                     f"block-sparse attention has no {unsupported}: the first and the last block of "
-                    f"a sequence attend to all others. The sequence length is {length}; use at "
-                    f"most {pattern.max_full_length} tokens, or model.attention FullAttention()"
+                    f"a sequence attend to all others. The sequence length is {inputs.length}; use "
+                    f"at most {pattern.max_full_length} tokens, or model.attention FullAttention()"
                 )
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
-        mask = make_attention_mask(attention_mask, packing_ids, causal)
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, len(self.layers), NUM_DROPOUT_SITES
-        )
-        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
-        return run_layers(
-            self.layers,
-            self.compute,
-            x_BLD,
-            mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-
-    def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, D]."""
-        return self.embeddings.word_embeddings.embedding[...]
+        return inputs.mask()

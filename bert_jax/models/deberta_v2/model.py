@@ -20,16 +20,15 @@ from flax import nnx
 
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
 from bert_jax.models.deberta_v2.config import DebertaV2Config
-from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
+from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import embedding, layer_norm, linear
 from bert_jax.models.layers.matmul import attention_scores, position_scores, softmax_attention
-from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
+from bert_jax.models.layers.post_norm import PostNormBlock
 from bert_jax.models.layers.relative_bias import skew
-from bert_jax.models.layers.stack import run_layers
+from bert_jax.models.layers.transformer import EncoderInputs, TransformerEncoder
 
 
 @functools.partial(
@@ -141,7 +140,7 @@ def log_buckets(differences: np.ndarray, num_buckets: int, max_position: int) ->
     return np.where(np.abs(differences) <= middle, differences, large).astype(np.int32)
 
 
-class DebertaV2Encoder(nnx.Module):
+class DebertaV2Encoder(TransformerEncoder):
     """Encodes token ids; heads are not part of it.
 
     Attributes:
@@ -161,53 +160,20 @@ class DebertaV2Encoder(nnx.Module):
         self.relative_norm = layer_norm(config, compute)
         self.config, self.compute = config, compute
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        *,
-        position_ids: jax.Array | None = None,
-        packing_ids: jax.Array | None = None,
-        causal: bool | jax.Array = False,
-        dropout_key: jax.Array | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
-        mask = make_attention_mask(attention_mask, packing_ids, causal)
+    def layer_inputs(self, inputs: EncoderInputs) -> RelativeAttentionMask:
+        """Returns the attention mask with the relative embeddings of the length."""
+        mask = inputs.mask()
         # Within a packed example the distance of two tokens is the difference of their indices in
         # the row, so packed rows need nothing else.
-        rows = relative_rows(input_ids.shape[1], self.config)
+        rows = relative_rows(inputs.length, self.config)
         table = self.relative_embeddings.embedding[...][rows[0] : rows[-1] + 1]
-        relative_mask = RelativeAttentionMask(
+        return RelativeAttentionMask(
             mask.q_segment_ids,
             mask.kv_segment_ids,
             mask.causal,
             causal_rows=mask.causal_rows,
             relative_embeddings=self.relative_norm(table),
         )
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, len(self.layers), NUM_DROPOUT_SITES
-        )
-        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
-        return run_layers(
-            self.layers,
-            self.compute,
-            x_BLD,
-            relative_mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-
-    def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, D]."""
-        return self.embeddings.word_embeddings.embedding[...]
 
 
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [

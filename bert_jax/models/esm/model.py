@@ -7,16 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
-from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.esm.config import EsmConfig
-from bert_jax.models.layers.attention import AttentionMask, SelfAttention, make_attention_mask
+from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import dropout, make_layer_dropout_seeds
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import initializer, layer_norm, output_stddev
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, FeedForward
 from bert_jax.models.layers.rotary import inverse_frequencies, rotary_table
-from bert_jax.models.layers.stack import run_layers, with_final_norm
+from bert_jax.models.layers.transformer import EncoderInputs, TransformerEncoder
 
 # 80 % of the 15 % of tokens that pretraining predicts are masks. A constant in the original code.
 _PRETRAINING_MASKS = 0.15 * 0.8
@@ -25,6 +24,8 @@ _EOS_TOKEN_ID = 2  # of the contact head, a constant in Hugging Face's code
 
 class EsmBlock(nnx.Module):
     """Computes x + sublayer(norm(x)) for attention and for feed-forward, with biases."""
+
+    num_dropout_sites = NUM_DROPOUT_SITES
 
     def __init__(self, config: EsmConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.attention_norm = layer_norm(config, compute)
@@ -74,7 +75,7 @@ class UntrainedParameters(nnx.Module):
         self.contact_bias = nnx.Param(jnp.zeros((1,), jnp.float32))
 
 
-class EsmEncoder(nnx.Module):
+class EsmEncoder(TransformerEncoder):
     """Encodes amino acids (Lin et al. 2023); the masked-LM head is not part of it."""
 
     def __init__(self, config: EsmConfig, compute: ComputeConfig, rngs: nnx.Rngs):
@@ -86,57 +87,24 @@ class EsmEncoder(nnx.Module):
         self.untrained = UntrainedParameters(config, rngs)
         self.config, self.compute = config, compute
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        *,
-        position_ids: jax.Array | None = None,
-        packing_ids: jax.Array | None = None,
-        causal: bool | jax.Array = False,
-        dropout_key: jax.Array | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
-        del token_type_ids  # there are none
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
-        layer_seeds, _ = make_layer_dropout_seeds(dropout_key, len(self.layers), NUM_DROPOUT_SITES)
-        x_BLD = self._embed(input_ids, attention_mask, position_ids, packing_ids)
+    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+        """Returns the attention mask with the rotations of the files' frequencies."""
         frequencies = jax.lax.stop_gradient(self.untrained.inverse_frequencies[...])
-        mask = dataclasses.replace(
-            make_attention_mask(attention_mask, packing_ids, causal),
-            rotary=rotary_table(input_ids.shape[1], frequencies, position_ids),
-        )
-        output = run_layers(
-            self.layers,
-            self.compute,
-            x_BLD,
-            mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-        return with_final_norm(output, self.final_norm)
+        table = rotary_table(inputs.length, frequencies, inputs.position_ids)
+        return dataclasses.replace(inputs.mask(), rotary=table)
 
-    def _embed(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        position_ids: jax.Array | None,
-        packing_ids: jax.Array | None,
-    ) -> jax.Array:
+    def embed(self, inputs: EncoderInputs, dropout_seed: DropoutSeed | None) -> jax.Array:
         """Returns the input of the first layer, [B, L, D]: there is neither norm nor dropout."""
-        x_BLD = self.embeddings.sum_embeddings(input_ids, input_ids, position_ids)
-        is_real = attention_mask[..., None].astype(jnp.float32)
+        del dropout_seed
+        ids = inputs.input_ids
+        x_BLD = self.embeddings.sum_embeddings(ids, inputs.token_type_ids, inputs.position_ids)
+        is_real = inputs.attention_mask[..., None].astype(jnp.float32)
         if not self.config.token_dropout:
             return (x_BLD * is_real).astype(self.compute.dtype)
-        is_mask = input_ids == self.config.mask_token_id
+        is_mask = ids == self.config.mask_token_id
         # Masks are inputs that were dropped. As dropout does, this keeps the scale of the sum of
         # all inputs, whether a sequence has the masks of pretraining or none.
-        shares = _shares_in_example(is_mask, attention_mask, packing_ids)
+        shares = _shares_in_example(is_mask, inputs.attention_mask, inputs.packing_ids)
         scale = jnp.where(is_mask, 0.0, (1.0 - _PRETRAINING_MASKS) / (1.0 - shares))
         return (x_BLD * scale[..., None] * is_real).astype(self.compute.dtype)
 
@@ -161,10 +129,6 @@ class EsmEncoder(nnx.Module):
         weights -= rows * columns / jnp.sum(rows, -2, keepdims=True)
         kernel, bias = self.untrained.contact_kernel[...], self.untrained.contact_bias[...]
         return jax.nn.sigmoid(jnp.einsum("bhql,ho->bql", weights, kernel) + bias)
-
-    def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, D]."""
-        return self.embeddings.word_embeddings.embedding[...]
 
 
 def _shares_in_example(

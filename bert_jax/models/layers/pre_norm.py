@@ -32,6 +32,8 @@ class PreNormBlock(nnx.Module):
         ModernBERT: its input is already normalized.
     """
 
+    num_dropout_sites = NUM_DROPOUT_SITES
+
     def __init__(
         self,
         config: TransformerConfig,

@@ -27,8 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.bert.model import PARAMETER_AXES as _BERT_AXES
-from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
+from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
@@ -36,6 +35,7 @@ from bert_jax.models.layers.linear import initializer
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
 from bert_jax.models.layers.relative_bias import RelativePositionBias
 from bert_jax.models.layers.stack import run_layers
+from bert_jax.models.layers.transformer import EncoderInputs, TransformerEncoder
 from bert_jax.models.mpnet.config import MPNetConfig
 
 
@@ -115,7 +115,7 @@ def add_streams_to_bias(bias_HLL: jax.Array, positions_BP: jax.Array) -> jax.Arr
     return jnp.concatenate([tokens, masks, masks], axis=2)
 
 
-class MPNetEncoder(nnx.Module):
+class MPNetEncoder(TransformerEncoder):
     """Encodes token ids; pooler and heads are not part of it.
 
     Attributes:
@@ -132,43 +132,10 @@ class MPNetEncoder(nnx.Module):
         )
         self.compute = compute
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        *,
-        position_ids: jax.Array | None = None,
-        packing_ids: jax.Array | None = None,
-        causal: bool | jax.Array = False,
-        dropout_key: jax.Array | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
-        mask = make_attention_mask(attention_mask, packing_ids, causal)
-        mask = dataclasses.replace(mask, bias=self.relative_attention_bias(input_ids.shape[1]))
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
-            dropout_key, len(self.layers), NUM_DROPOUT_SITES
-        )
-        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
-        return run_layers(
-            self.layers,
-            self.compute,
-            x_BLD,
-            mask,
-            layer_seeds,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-
-    def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, D]."""
-        return self.embeddings.word_embeddings.embedding[...]
+    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+        """Returns the attention mask with the bias of relative positions."""
+        bias = self.relative_attention_bias(inputs.length)
+        return dataclasses.replace(inputs.mask(), bias=bias)
 
     def encode_predictions(
         self,

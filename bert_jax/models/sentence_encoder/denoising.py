@@ -97,7 +97,7 @@ class DenoisingAutoEncoder(SentenceEncoder):
         x_BLD = encoder.embeddings(
             texts["input_ids"], texts["token_type_ids"], None, embedding_seed
         )
-        if encoder.has_projection:
+        if encoder.embedding_projection is not None:
             x_BLD = encoder.embedding_projection(x_BLD)
         for number, layer in enumerate(encoder.layers):
             seeds = (None,) * num_sites if layer_seeds is None else layer_seeds[number]
