@@ -33,7 +33,7 @@ from bert_jax.apps.plan.compile import (
 )
 from bert_jax.apps.plan.inputs import Inputs
 from bert_jax.apps.plan.memory import state_bytes
-from bert_jax.apps.plan.timing import link_axes, model_flops
+from bert_jax.apps.plan.timing import model_flops
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.io.atomic_io import atomic_write
@@ -184,7 +184,7 @@ def collective_seconds(
         link_bytes += (
             groups_per_chip * size * _link_bytes_per_result_byte(kind, chips, len(devices))
         )
-    return link_bytes / (link_axes(tpu_slice) * tpu_slice.generation.link_bytes_per_second)
+    return link_bytes / (tpu_slice.corner_links * tpu_slice.generation.link_bytes_per_second)
 
 
 def _link_bytes_per_result_byte(kind: str, chips: int, devices: int) -> float:

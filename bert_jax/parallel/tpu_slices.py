@@ -24,6 +24,7 @@ class Generation:
       hbm_gib, usable_hbm_gib: memory of a chip, and the part of it that a program can use.
       link_bytes_per_second: bandwidth of one interconnect link in one direction; a chip has two
         links along each of `link_axes` axes.
+      ring_length: an axis of a multiple of this many chips is a ring; with three axes, all or none.
       clock_hz: clock of the TensorCore; converts the compiler's cycle estimates into seconds.
       devices_per_chip: number of JAX devices on a chip.
       cores_per_device: number of TensorCores of a JAX device; two share the grid of a kernel.
@@ -43,6 +44,7 @@ class Generation:
     hbm_bytes_per_second: float
     link_bytes_per_second: float
     link_axes: int
+    ring_length: int
     clock_hz: float
     devices_per_chip: int
     cores_per_device: int
@@ -99,6 +101,18 @@ class Slice:
     def bf16_flops(self) -> float:
         """Returns the peak bfloat16 FLOP/s of all chips together."""
         return self.chips * self.generation.bf16_flops
+
+    @property
+    def corner_links(self) -> int:
+        """Returns the number of links of a corner chip: two along a ring, else one.
+
+        There is no link along an axis of one chip.
+        """
+        sizes = [int(size) for size in self.topology.split("x")]
+        are_rings = [size % self.generation.ring_length == 0 for size in sizes]
+        if self.generation.link_axes == 3:
+            are_rings = [all(are_rings)] * 3
+        return sum(1 + is_ring for size, is_ring in zip(sizes, are_rings, strict=True) if size > 1)
 
     @property
     def libtpu_topology(self) -> str:

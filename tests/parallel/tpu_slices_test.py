@@ -41,6 +41,15 @@ def test_each_generation_has_a_slice_of_16_chips():
     assert found["v4-32"].generation.chip_config == "megacore"
 
 
+def test_links_of_a_corner():
+    links = {name: each.corner_links for name, each in all_slices().items()}
+    assert links["v5e-16"] == links["v5e-64"] == links["v5e-4"] == links["v4-8"] == 2
+    assert links["v4-32"] == links["tpu7x-32"] == 3
+    # Rings: cubes of 4 x 4 x 4 chips, and axes of 16.
+    assert links["v5e-256"] == links["v6e-256"] == 4
+    assert links["v4-128"] == links["v4-512"] == 6
+
+
 @pytest.mark.parametrize("each", all_slices().values(), ids=lambda each: each.name)
 def test_slice_fields_are_consistent(each):
     generation = each.generation

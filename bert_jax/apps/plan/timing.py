@@ -7,8 +7,8 @@ assumption. Rematerialization adds one more forward pass.
 The upper bound adds, without any overlap, the costs that are unavoidable but may be hidden:
 
 - Gradient communication. An all-reduce of G bytes over n chips sends 2 (n - 1) / n G bytes from
-  every chip (Patarasuk and Yuan 2009). Slices of up to 16 chips have no wrap-around links, so a
-  corner chip has only one link along each axis of the topology, and the others wait for it. FSDP
+  every chip (Patarasuk and Yuan 2009). Along an axis that is no ring, as in slices of up to 16
+  chips, a corner chip has only one link, and the others wait for it (`Slice.corner_links`). FSDP
   parameters are also gathered once, and their gradients are summed for each of m microbatches:
   (1 + 2 m) (n - 1) / n. All of this is halved if `mesh.communication_dtype` is bfloat16. Devices on
   the same chip exchange data for free, but share the chip's links.
@@ -98,11 +98,6 @@ def step_time(
     )
 
 
-def link_axes(tpu_slice: Slice) -> int:
-    """Counts the topology axes along which a chip has neighbors: 2 in a 4x4 and in a 2x2x1."""
-    return sum(size != "1" for size in tpu_slice.topology.split("x"))
-
-
 def model_flops(
     experiment: Experiment, inputs: Inputs, sizes: dict[str, int], lowest_trainable_layer: int
 ) -> float:
@@ -129,7 +124,7 @@ def _gradient_comm(
         state.parameters + 2 * inputs.phase.gradient_accumulation_steps * state.gradients
     )
     link_bytes = dtype_scale * (2 * data * state.gradients + fsdp * gathered)
-    return link_bytes / (link_axes(tpu_slice) * tpu_slice.generation.link_bytes_per_second)
+    return link_bytes / (tpu_slice.corner_links * tpu_slice.generation.link_bytes_per_second)
 
 
 def _activation_comm(experiment: Experiment, tpu_slice: Slice, num_vectors: float) -> float:

@@ -143,7 +143,7 @@ def train_epoch(
         old = tuple({name: tree[name][rows[name]] for name in tree} for tree in state)
         local = batch._replace(words=words, contexts=contexts)
         loss, gradients = jax.value_and_grad(glove_loss)(old[0], local)
-        new = adagrad_update(*old, gradients)
+        new = adagrad_update(old[0], old[1], gradients)
         state = tuple(
             {name: tree[name].at[rows[name]].set(values[name], mode="drop") for name in tree}
             for tree, values in zip(state, new, strict=True)

@@ -12,7 +12,7 @@ from bert_jax.apps.plan.estimate import RunPlan, make_plan, suggest
 from bert_jax.apps.plan.inputs import make_inputs, planned_experiment
 from bert_jax.apps.plan.memory import state_bytes
 from bert_jax.apps.plan.table import describe_plan
-from bert_jax.apps.plan.timing import link_axes, min_batch_size
+from bert_jax.apps.plan.timing import min_batch_size
 from bert_jax.config.config_lib import override
 from bert_jax.config.data import PackedSegments, PretrainingData
 from bert_jax.config.distillation import TEACHER_PARAMS, PretrainingDistillation, Teacher
@@ -30,7 +30,7 @@ from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig, BertSize
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.parallel.tpu_slices import all_slices, find_slice
+from bert_jax.parallel.tpu_slices import find_slice
 
 GIB = 2**30
 # Parameters of BERT-base: embeddings of V tokens, 512 positions, and 2 token types; 12 layers of
@@ -250,10 +250,19 @@ def test_frozen_lower_layers_have_no_backward_flops():
     assert whole - some == pytest.approx(2 * 9 / 12 * encoder)
 
 
-def test_link_axes():
-    axes = {name: link_axes(each) for name, each in all_slices().items()}
-    assert axes["v5e-16"] == axes["v5e-4"] == axes["v4-8"] == 2
-    assert axes["v4-32"] == axes["tpu7x-32"] == 3
+def test_weak_scaling_costs_only_communication():
+    # 16 times the chips and sequences: the compute of a chip is the same, and a ring has twice the
+    # links of a corner.
+    small, large = (
+        make_plan(
+            override(experiment(), [f"train.phases.0.batch_size={batch_size}"]), find_slice(name)
+        ).phases[0]
+        for name, batch_size in (("v5e-16", 512), ("v5e-256", 8192))
+    )
+    assert large.step.compute == pytest.approx(small.step.compute)
+    assert large.step.gradient_comm == pytest.approx(
+        small.step.gradient_comm * (255 / 256) / (15 / 16) / 2
+    )
 
 
 def test_remat_adds_a_forward_pass_to_compute_time():
