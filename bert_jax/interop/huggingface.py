@@ -291,12 +291,13 @@ def _read_weights(
             )
         for name in names:
             del tensors[name]
-    if config.tie_word_embeddings:
-        _check_tied_copies(tensors, family_format.tied_copies, file)
+    masked_lm = family_format.masked_lm
+    if masked_lm is not None and config.tie_word_embeddings:
+        _check_tied_copies(tensors, masked_lm.tied_copies, file)
     # Hugging Face has the bias of an untied decoder under this name, and the table of names has one
     # entry for both.
-    elif family_format.decoder_bias in tensors:
-        tensors[family_format.lm_bias] = tensors[family_format.decoder_bias]
+    elif masked_lm is not None and masked_lm.decoder_bias in tensors:
+        tensors[masked_lm.bias] = tensors[masked_lm.decoder_bias]
     advice = ", or leave it out: `bert-jax convert --ignore NAME`, load_model(..., ignore=[NAME])"
     flat = family_format.names(config, head).from_external(tensors, str(file), advice)
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
@@ -386,9 +387,10 @@ def write_weights(
     """
     family_format: HuggingFaceFormat = format_of(config)
     tensors = family_format.names(config, head).to_external(flat)
-    if not config.tie_word_embeddings and family_format.lm_bias in tensors:
+    masked_lm = family_format.masked_lm
+    if masked_lm is not None and not config.tie_word_embeddings and masked_lm.bias in tensors:
         # Hugging Face reads the bias of an untied decoder from this name.
-        tensors[family_format.decoder_bias] = tensors[family_format.lm_bias]
+        tensors[masked_lm.decoder_bias] = tensors[masked_lm.bias]
     # The writer takes the bytes of an array as they lie in memory, so a transposed view is copied.
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     # Earlier versions of transformers refuse a file whose metadata do not name the framework.

@@ -74,6 +74,64 @@ class SupportedValues:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskedLMNames:
+    """Holds Hugging Face's names of a masked-LM head.
+
+    Attributes:
+      token_embeddings: the tensor that `decoder` repeats in a file with tied embeddings.
+      decoder: the tensor of the head's own token embeddings.
+      bias, decoder_bias: two names of the bias, both of which untied files need; the same if there
+        is one name.
+      transform, norm: the modules before the decoder; None if other rows of the table name them.
+    """
+
+    token_embeddings: str
+    decoder: str
+    bias: str
+    decoder_bias: str
+    transform: str | None = None
+    norm: str | None = None
+
+    @property
+    def tied_copies(self) -> dict[str, str]:
+        """Returns the tensors that repeat another one in a file with tied embeddings."""
+        copies = {self.decoder: self.token_embeddings}
+        if self.decoder_bias != self.bias:
+            copies[self.decoder_bias] = self.bias
+        return copies
+
+    def mappings(self) -> list[NameMapping]:
+        """Maps the parameters of the head but its own token embeddings."""
+        transform = dense_names("masked_lm/transform", self.transform) if self.transform else []
+        norm = norm_names("masked_lm/norm", self.norm) if self.norm else []
+        return [*transform, *norm, NameMapping("masked_lm/bias", self.bias)]
+
+
+def bert_masked_lm(prefix: str) -> MaskedLMNames:
+    """Returns the names of BERT's masked-LM head; `prefix` as for `tying_tables`."""
+    return MaskedLMNames(
+        token_embeddings=f"{prefix}.embeddings.word_embeddings.weight",
+        decoder="cls.predictions.decoder.weight",
+        bias="cls.predictions.bias",
+        decoder_bias="cls.predictions.decoder.bias",
+        transform="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.LayerNorm",
+    )
+
+
+def roberta_masked_lm(prefix: str) -> MaskedLMNames:
+    """Returns the names of RoBERTa's masked-LM head; `prefix` as for `tying_tables`."""
+    return MaskedLMNames(
+        token_embeddings=f"{prefix}.embeddings.word_embeddings.weight",
+        decoder="lm_head.decoder.weight",
+        bias="lm_head.bias",
+        decoder_bias="lm_head.decoder.bias",
+        transform="lm_head.dense",
+        norm="lm_head.layer_norm",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HuggingFaceFormat:
     """Describes the Hugging Face format of one family.
 
@@ -94,8 +152,7 @@ class HuggingFaceFormat:
       canonical: renames tensors of old files and of bare encoders to today's names.
       joined: tensors of old files that contain several of today's, one after another on the first
         axis: the end of the name after `canonical`, and the ends of today's names.
-      tied_copies: tensors that repeat another one in a file with tied embeddings.
-      decoder_bias, lm_bias: two names of the masked-LM bias; untied files need both.
+      masked_lm: the names of the masked-LM head; None if no file has one of its tensors twice.
       refused_model_types: similar models that are not supported, with the reason.
       missing_task_classes: the ends of the names of task classes that transformers lacks.
     """
@@ -107,9 +164,7 @@ class HuggingFaceFormat:
     config_fields: Callable[[Any], dict[str, Any]]
     names: Callable[[Any, TaskHead | None], NameTable]
     canonical: Callable[[str], str]
-    tied_copies: Mapping[str, str]
-    decoder_bias: str
-    lm_bias: str
+    masked_lm: MaskedLMNames | None = None
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fixed_fields: Mapping[str, Any] = field(default_factory=dict)
     field_names: Mapping[str, str | None] = field(default_factory=dict)
@@ -238,6 +293,13 @@ def block_names(
     ]
 
 
+SEQUENCE_CLASSIFIER = [
+    *dense_names("classifier/dense", "classifier.dense"),
+    *dense_names("classifier/out_proj", "classifier.out_proj"),
+]
+"""The names of RoBERTa's classifier of two layers."""
+
+
 def embedding_names(
     prefix: str,
     tables: Sequence[str] = ("word_embeddings", "position_embeddings", "token_type_embeddings"),
@@ -281,10 +343,8 @@ def tying_tables(
     title: str,
     prefix: str,
     names: Sequence[NameMapping | Packed],
+    masked_lm: MaskedLMNames,
     *,
-    decoder: str,
-    decoder_bias: str,
-    lm_bias: str,
     ignored: Sequence[Ignored] = (),
 ) -> TyingTables:
     """Makes the tables of a family, with and without tied token embeddings.
@@ -292,21 +352,20 @@ def tying_tables(
     Args:
       title: name of the tables in messages.
       prefix: first part of the names of the encoder's tensors.
-      names: the encoder and all heads, without the decoder of the masked-LM head.
-      decoder: tensor of the masked-LM head's own token embeddings; a tied model has a copy at most.
-      decoder_bias: a second copy of the masked-LM bias; the same as `lm_bias` if there is none.
-      lm_bias: the masked-LM bias.
+      names: the encoder and all heads but the masked-LM head.
       ignored: further tensors that are not parameters of the model.
     """
-    token_embeddings = f"{prefix}.embeddings.word_embeddings.weight"
+    names = [*names, *masked_lm.mappings()]
     ignored = [
         *ignored,
         Ignored(f"{prefix}.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
         Ignored(f"{prefix}.embeddings.token_type_ids", "zeros as a buffer, in old files"),
     ]
-    if decoder_bias != lm_bias:
-        ignored.append(Ignored(decoder_bias, f"a second copy of {lm_bias}"))
-    tied_ignored = [*ignored, Ignored(decoder, f"a second copy of {token_embeddings}")]
+    bias, decoder_bias = masked_lm.bias, masked_lm.decoder_bias
+    if decoder_bias != bias:
+        ignored.append(Ignored(decoder_bias, f"a second copy of {bias}"))
+    decoder = masked_lm.decoder
+    tied_ignored = [*ignored, Ignored(decoder, f"a second copy of {masked_lm.token_embeddings}")]
     untied_names = [*names, NameMapping("masked_lm/decoder", decoder)]
     return TyingTables(
         tied=NameTable(title, names, tied_ignored, separator="."),

@@ -111,9 +111,6 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=lambda config: {},
     names=lambda config, head: _NAMES,
     canonical=lambda name: name,
-    tied_copies={},
-    decoder_bias="lm.decoder.bias",
-    lm_bias="lm.bias",
 )
 """,
 }

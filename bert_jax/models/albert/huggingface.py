@@ -12,20 +12,25 @@ from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     BlockNames,
     HuggingFaceFormat,
+    MaskedLMNames,
     ReadField,
     block_names,
     canonical_name,
     dense_names,
     embedding_names,
-    norm_names,
     read_transformer_fields,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "predictions.decoder.weight", "predictions.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "albert.embeddings.word_embeddings.weight", "predictions.bias"
+_MASKED_LM = MaskedLMNames(
+    token_embeddings="albert.embeddings.word_embeddings.weight",
+    decoder="predictions.decoder.weight",
+    bias="predictions.bias",
+    decoder_bias="predictions.decoder.bias",
+    transform="predictions.dense",
+    norm="predictions.LayerNorm",
+)
 
 _BLOCK = BlockNames(
     query="attention.query",
@@ -46,22 +51,12 @@ _NAMES = [
         _BLOCK,
     ),
     *dense_names("pooler/dense", "albert.pooler"),
-    *dense_names("masked_lm/transform", "predictions.dense"),
-    *norm_names("masked_lm/norm", "predictions.LayerNorm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("sentence_order", "sop_classifier.classifier"),
     *dense_names("classifier", "classifier"),
     *dense_names("span", "qa_outputs"),
 ]
 
-TABLES = tying_tables(
-    "Hugging Face ALBERT",
-    "albert",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face ALBERT", "albert", _NAMES, _MASKED_LM)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> AlbertConfig:
@@ -99,7 +94,5 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="albert"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

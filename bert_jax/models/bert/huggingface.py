@@ -10,36 +10,24 @@ from bert_jax.models.huggingface import (
     HuggingFaceFormat,
     ReadField,
     bert_encoder_names,
+    bert_masked_lm,
     canonical_name,
     dense_names,
-    norm_names,
     read_transformer_fields,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, AlibiPositions, LearnedPositions
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+_MASKED_LM = bert_masked_lm("bert")
 
 _NAMES = [
     *bert_encoder_names("bert"),
-    *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
-    *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("next_sentence", "cls.seq_relationship"),
     *dense_names("classifier", "classifier"),
     *dense_names("span", "qa_outputs"),
 ]
 
-TABLES = tying_tables(
-    "Hugging Face BERT",
-    "bert",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face BERT", "bert", _NAMES, _MASKED_LM)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> BertConfig:
@@ -74,7 +62,5 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="bert"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

@@ -10,8 +10,10 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
+    SEQUENCE_CLASSIFIER,
     HuggingFaceFormat,
     ReadField,
+    bert_masked_lm,
     block_names,
     canonical_name,
     dense_names,
@@ -21,36 +23,23 @@ from bert_jax.models.huggingface import (
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+_MASKED_LM = bert_masked_lm("bert")
 
 _NAMES = [
     *embedding_names("bert"),
     *block_names("encoder/layers/*", "bert.encoder.layer.*"),
     *dense_names("pooler/dense", "bert.pooler"),
-    *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
-    *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("next_sentence", "cls.seq_relationship"),
     *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *SEQUENCE_CLASSIFIER,
     *dense_names("span/intermediate", "qa_classifier.intermediate.dense"),
     *dense_names("span/output", "qa_classifier.output.dense"),
     *norm_names("span/norm", "qa_classifier.output.LayerNorm"),
     *dense_names("span/out_proj", "qa_classifier.qa_outputs"),
 ]
 
-TABLES = tying_tables(
-    "Hugging Face BigBird",
-    "bert",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face BigBird", "bert", _NAMES, _MASKED_LM)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> BigBirdConfig:
@@ -106,7 +95,5 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="bert"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

@@ -17,6 +17,7 @@ from bert_jax.models.huggingface import (
     ReadField,
     SupportedValues,
     TyingTables,
+    bert_masked_lm,
     block_names,
     canonical_name,
     dense_names,
@@ -28,9 +29,7 @@ from bert_jax.models.huggingface import (
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
-_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-_TOKEN_EMBEDDINGS = "deberta.embeddings.word_embeddings.weight"
-_LM_BIAS = "cls.predictions.bias"
+_MASKED_LM = bert_masked_lm("deberta")
 
 _BLOCK = BlockNames(
     query="attention.self.query_proj",
@@ -42,9 +41,6 @@ _NAMES = [
     NameMapping("encoder/relative_embeddings/embedding", "deberta.encoder.rel_embeddings.weight"),
     *norm_names("encoder/relative_norm", "deberta.encoder.LayerNorm"),
     *block_names("encoder/layers/*", "deberta.encoder.layer.*", _BLOCK),
-    *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
-    *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *norm_names("replaced_token/norm", "mask_predictions.LayerNorm"),
     *dense_names("replaced_token/dense", "mask_predictions.dense"),
     *dense_names("replaced_token/output", "mask_predictions.classifier"),
@@ -90,9 +86,7 @@ def _tables(*, dense_classifier: bool) -> TyingTables:
         "Hugging Face DeBERTa",
         "deberta",
         [*_NAMES, *(_SEQUENCE_CLASSIFIER if dense_classifier else _TOKEN_CLASSIFIER)],
-        decoder=_DECODER,
-        decoder_bias=_DECODER_BIAS,
-        lm_bias=_LM_BIAS,
+        _MASKED_LM,
         ignored=_IGNORED,
     )
 
@@ -151,9 +145,7 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=names,
     canonical=_canonical,
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
     field_names=_FIELD_NAMES,
     refused_model_types={
         "deberta": "DeBERTa v1 has another attention, which is not implemented here; use a "

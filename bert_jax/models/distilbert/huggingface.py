@@ -11,21 +11,27 @@ from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     BlockNames,
     HuggingFaceFormat,
+    MaskedLMNames,
     ReadField,
     TyingTables,
     block_names,
     canonical_name,
     dense_names,
     embedding_names,
-    norm_names,
     read_transformer_fields,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
-from bert_jax.params.name_table import NameMapping, NameTable
+from bert_jax.params.name_table import NameTable
 
-_DECODER, _LM_BIAS = "vocab_projector.weight", "vocab_projector.bias"
-_TOKEN_EMBEDDINGS = "distilbert.embeddings.word_embeddings.weight"
+_MASKED_LM = MaskedLMNames(
+    token_embeddings="distilbert.embeddings.word_embeddings.weight",
+    decoder="vocab_projector.weight",
+    bias="vocab_projector.bias",
+    decoder_bias="vocab_projector.bias",
+    transform="vocab_transform",
+    norm="vocab_layer_norm",
+)
 _FIELD_NAMES: dict[str, str | None] = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
@@ -50,9 +56,6 @@ _BLOCK = BlockNames(
 _NAMES = [
     *embedding_names("distilbert", ("word_embeddings", "position_embeddings")),
     *block_names("encoder/layers/*", "distilbert.transformer.layer.*", _BLOCK),
-    *dense_names("masked_lm/transform", "vocab_transform"),
-    *norm_names("masked_lm/norm", "vocab_layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("span", "qa_outputs"),
 ]
 # The tensor "classifier.weight" is the whole head of a tagger, and the last layer of the other
@@ -70,9 +73,7 @@ def _tables(*, token_classifier: bool) -> TyingTables:
         "Hugging Face DistilBERT",
         "distilbert",
         [*_NAMES, *(_TOKEN_CLASSIFIER if token_classifier else _SEQUENCE_CLASSIFIER)],
-        decoder=_DECODER,
-        decoder_bias=_LM_BIAS,
-        lm_bias=_LM_BIAS,
+        _MASKED_LM,
     )
 
 
@@ -101,7 +102,5 @@ HUGGING_FACE = HuggingFaceFormat(
     field_names=_FIELD_NAMES,
     names=names,
     canonical=functools.partial(canonical_name, prefix="distilbert"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
-    decoder_bias=_LM_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

@@ -9,39 +9,39 @@ from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
+    SEQUENCE_CLASSIFIER,
     HuggingFaceFormat,
+    MaskedLMNames,
     ReadField,
     TyingTables,
     block_names,
     canonical_name,
     dense_names,
     embedding_names,
-    norm_names,
     read_transformer_fields,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
-from bert_jax.params.name_table import NameMapping, NameTable
+from bert_jax.params.name_table import NameTable
 
-_DECODER, _LM_BIAS = "generator_lm_head.weight", "generator_lm_head.bias"
-_TOKEN_EMBEDDINGS = "electra.embeddings.word_embeddings.weight"
+_MASKED_LM = MaskedLMNames(
+    token_embeddings="electra.embeddings.word_embeddings.weight",
+    decoder="generator_lm_head.weight",
+    bias="generator_lm_head.bias",
+    decoder_bias="generator_lm_head.bias",
+    transform="generator_predictions.dense",
+    norm="generator_predictions.LayerNorm",
+)
 _NAMES = [
     *embedding_names("electra"),
     *dense_names("encoder/embedding_projection", "electra.embeddings_project"),
     *block_names("encoder/layers/*", "electra.encoder.layer.*"),
     *dense_names("replaced_token/dense", "discriminator_predictions.dense"),
     *dense_names("replaced_token/output", "discriminator_predictions.dense_prediction"),
-    *dense_names("masked_lm/transform", "generator_predictions.dense"),
-    *norm_names("masked_lm/norm", "generator_predictions.LayerNorm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("span", "qa_outputs"),
 ]
 # The tensor "classifier.weight" is the whole head of a tagger, and the last layer for choices.
-_CLASSIFIERS = [
-    *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
-]
+_CLASSIFIERS = [*dense_names("classifier", "classifier"), *SEQUENCE_CLASSIFIER]
 _CHOICE_CLASSIFIER = [
     *dense_names("classifier/dense", "sequence_summary.summary"),
     *dense_names("classifier/out_proj", "classifier"),
@@ -54,9 +54,7 @@ def _tables(*, multiple_choice: bool) -> TyingTables:
         "Hugging Face ELECTRA",
         "electra",
         [*_NAMES, *(_CHOICE_CLASSIFIER if multiple_choice else _CLASSIFIERS)],
-        decoder=_DECODER,
-        decoder_bias=_LM_BIAS,
-        lm_bias=_LM_BIAS,
+        _MASKED_LM,
     )
 
 
@@ -89,7 +87,5 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=lambda config: {"embedding_size": config.embedding_size},
     names=names,
     canonical=functools.partial(canonical_name, prefix="electra"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
-    decoder_bias=_LM_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

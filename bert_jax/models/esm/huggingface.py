@@ -3,12 +3,14 @@
 ESM-1b and ESMFold have the same `model_type` and are refused by the fields in which they differ.
 """
 
+import dataclasses
 import re
 from typing import Any
 
 from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
+    SEQUENCE_CLASSIFIER,
     BlockNames,
     HuggingFaceFormat,
     ReadField,
@@ -18,13 +20,13 @@ from bert_jax.models.huggingface import (
     dense_names,
     norm_names,
     read_transformer_fields,
+    roberta_masked_lm,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.params.name_table import Ignored, NameMapping
 
-_DECODER, _LM_BIAS = "lm_head.decoder.weight", "lm_head.bias"
-_TOKEN_EMBEDDINGS = "esm.embeddings.word_embeddings.weight"
+_MASKED_LM = dataclasses.replace(roberta_masked_lm("esm"), decoder_bias="lm_head.bias")
 _FREQUENCIES = "esm.rotary_embeddings.inv_freq"
 _FREQUENCIES_OF_LAYER = "esm.encoder.layer.*.attention.self.rotary_embeddings.inv_freq"
 # The first layer of published files; transformers 5 writes an asterisk for the number.
@@ -33,7 +35,7 @@ _OLD_FREQUENCIES = re.compile(re.escape(_FREQUENCIES_OF_LAYER).replace(r"\*", r"
 # Both norms are in front of what has the name here.
 _BLOCK = BlockNames(attention_norm="attention.LayerNorm", output_norm="LayerNorm")
 _NAMES = [
-    NameMapping("encoder/embeddings/word_embeddings/embedding", _TOKEN_EMBEDDINGS),
+    NameMapping("encoder/embeddings/word_embeddings/embedding", _MASKED_LM.token_embeddings),
     NameMapping("encoder/untrained/inverse_frequencies", _FREQUENCIES),
     *block_names("encoder/layers/*", "esm.encoder.layer.*", _BLOCK),
     *norm_names("encoder/final_norm", "esm.encoder.emb_layer_norm_after"),
@@ -42,20 +44,14 @@ _NAMES = [
     ),
     NameMapping("encoder/untrained/contact_bias", "esm.contact_head.regression.bias"),
     *dense_names("pooler/dense", "esm.pooler.dense"),
-    *dense_names("masked_lm/transform", "lm_head.dense"),
-    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *SEQUENCE_CLASSIFIER,
 ]
 TABLES = tying_tables(
     "Hugging Face ESM-2",
     "esm",
     _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_LM_BIAS,
-    lm_bias=_LM_BIAS,
+    _MASKED_LM,
     ignored=[
         Ignored("esm.embeddings.position_embeddings.weight", "unused, in published files"),
         Ignored(_FREQUENCIES_OF_LAYER, "the same in every layer"),
@@ -112,9 +108,7 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=_canonical,
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
-    decoder_bias=_LM_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
     field_names=_FIELD_NAMES,
     missing_task_classes=("ForQuestionAnswering", "ForMultipleChoice"),
 )

@@ -27,7 +27,6 @@ from bert_jax.models.huggingface import (
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
-_DECODER, _DECODER_BIAS = "lm_head.weight", "lm_head.bias"
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "model.layers.*"
 # The activation is applied to the output of `gate_proj`, which is `intermediate` here.
 _KERNELS = {
@@ -56,7 +55,7 @@ _NAMES = [
         for internal, name in _NORMS.items()
     ),
     NameMapping("encoder/final_norm/scale", "model.norm.weight"),
-    NameMapping("masked_lm/decoder", _DECODER),
+    NameMapping("masked_lm/decoder", "lm_head.weight"),
 ]
 _BUFFERS = [
     Ignored(f"{prefix}rotary_emb.inv_freq", "a buffer, in old files")
@@ -163,9 +162,6 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=names,
     canonical=_canonical,
-    tied_copies={},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_DECODER_BIAS,
     field_names=_FIELD_NAMES,
     default_activation="silu",
     missing_task_classes=("ForQuestionAnswering", "ForMultipleChoice"),

@@ -4,6 +4,8 @@ transformers 5 has a class for it, and writes the tensor names of the code in th
 published first. Both kinds of names are read; exports have the names of the class.
 """
 
+import dataclasses
+
 from bert_jax.models.gte.config import GteConfig
 from bert_jax.models.huggingface import (
     ROTARY_BLOCK,
@@ -13,18 +15,16 @@ from bert_jax.models.huggingface import (
     dense_names,
     embedding_names,
     joined_projections,
-    norm_names,
     read_rotary_positions,
     read_transformer_fields,
     rename,
+    roberta_masked_lm,
     rope_fields,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _LM_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
-_TOKEN_EMBEDDINGS = "gte.embeddings.word_embeddings.weight"
+_MASKED_LM = dataclasses.replace(roberta_masked_lm("gte"), bias="lm_head.decoder.bias")
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "gte.layers.*"
 
 _NAMES = [
@@ -32,19 +32,9 @@ _NAMES = [
     *block_names(_LAYER, _EXTERNAL_LAYER, ROTARY_BLOCK),
     *dense_names(f"{_LAYER}/feed_forward/gate", f"{_EXTERNAL_LAYER}.mlp.up_proj"),
     *dense_names("pooler/dense", "gte.pooler.dense"),
-    *dense_names("masked_lm/transform", "lm_head.dense"),
-    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
 ]
-TABLES = tying_tables(
-    "Hugging Face GTE",
-    "gte",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_LM_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face GTE", "gte", _NAMES, _MASKED_LM)
 _BARE_NAMES = ("embeddings", "encoder", "layers", "pooler")
 _OLD_NAMES = {
     ".encoder.layer.": ".layers.",
@@ -87,9 +77,7 @@ HUGGING_FACE = HuggingFaceFormat(
         **joined_projections(".attention.qkv_proj", "weight", "bias"),
         ".mlp.up_gate_proj.weight": (".mlp.up_proj.weight", ".mlp.gate_proj.weight"),
     },
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
-    decoder_bias=_LM_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
     refused_model_types={
         "new": "GTE in the format of its own code, which scales rotations; use a folder of "
         "transformers' class, model_type 'gte'"

@@ -10,25 +10,24 @@ import dataclasses
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     ROTARY_BLOCK,
+    SEQUENCE_CLASSIFIER,
     HuggingFaceFormat,
     ReadField,
     block_names,
     dense_names,
     embedding_names,
     joined_projections,
-    norm_names,
     read_rotary_positions,
     read_transformer_fields,
     rename,
+    roberta_masked_lm,
     rope_fields,
     tying_tables,
 )
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import Activation
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "roberta.embeddings.word_embeddings.weight", "lm_head.bias"
+_MASKED_LM = roberta_masked_lm("roberta")
 
 _NAMES = [
     *embedding_names("roberta", ("word_embeddings", "token_type_embeddings")),
@@ -38,22 +37,11 @@ _NAMES = [
         dataclasses.replace(ROTARY_BLOCK, intermediate="mlp.fc1", output="mlp.fc2"),
     ),
     *dense_names("pooler/dense", "roberta.pooler.dense"),
-    *dense_names("masked_lm/transform", "lm_head.dense"),
-    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *SEQUENCE_CLASSIFIER,
     *dense_names("span", "qa_outputs"),
 ]
-TABLES = tying_tables(
-    "Hugging Face jina-embeddings-v3",
-    "roberta",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face jina-embeddings-v3", "roberta", _NAMES, _MASKED_LM)
 _BARE_NAMES = ("emb_ln", "embeddings", "encoder", "layers", "pooler")
 _OLD_NAMES = {
     ".emb_ln.": ".embeddings.LayerNorm.",
@@ -95,8 +83,6 @@ HUGGING_FACE = HuggingFaceFormat(
     names=TABLES.names,
     canonical=lambda name: rename(name, "roberta", _BARE_NAMES, _OLD_NAMES),
     joined=joined_projections(".mixer.Wqkv", "weight", "bias"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
     missing_task_classes=("ForMultipleChoice",),
 )

@@ -6,21 +6,20 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
+    SEQUENCE_CLASSIFIER,
     HuggingFaceFormat,
     ReadField,
     bert_encoder_names,
     canonical_name,
     dense_names,
-    norm_names,
     read_transformer_fields,
+    roberta_masked_lm,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 from bert_jax.models.longformer.config import LongformerConfig
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "longformer.embeddings.word_embeddings.weight", "lm_head.bias"
+_MASKED_LM = roberta_masked_lm("longformer")
 
 _GLOBAL_NAMES = [
     mapping
@@ -32,23 +31,12 @@ _GLOBAL_NAMES = [
 _NAMES = [
     *bert_encoder_names("longformer"),
     *_GLOBAL_NAMES,
-    *dense_names("masked_lm/transform", "lm_head.dense"),
-    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *SEQUENCE_CLASSIFIER,
     *dense_names("span", "qa_outputs"),
 ]
 
-TABLES = tying_tables(
-    "Hugging Face Longformer",
-    "longformer",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face Longformer", "longformer", _NAMES, _MASKED_LM)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> LongformerConfig:
@@ -96,7 +84,5 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="longformer"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

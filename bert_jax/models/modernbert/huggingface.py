@@ -15,6 +15,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.huggingface import (
     HuggingFaceFormat,
+    MaskedLMNames,
     ReadField,
     dense_names,
     read_transformer_fields,
@@ -29,6 +30,12 @@ from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
 _DECODER, _DECODER_BIAS = "decoder.weight", "decoder.bias"
 _TOKEN_EMBEDDINGS = "model.embeddings.tok_embeddings.weight"
+_MASKED_LM = MaskedLMNames(
+    token_embeddings=_TOKEN_EMBEDDINGS,
+    decoder=_DECODER,
+    bias=_DECODER_BIAS,
+    decoder_bias=_DECODER_BIAS,
+)
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "model.layers.*"
 
 _NAMES: list[NameMapping | Packed] = [
@@ -220,7 +227,5 @@ HUGGING_FACE = HuggingFaceFormat(
     field_names=_FIELD_NAMES,
     names=_names,
     canonical=_canonical,
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_DECODER_BIAS,
+    masked_lm=_MASKED_LM,
 )

@@ -86,7 +86,5 @@ HUGGING_FACE = HuggingFaceFormat(
     field_names=modernbert.HUGGING_FACE.field_names,
     names=_names,
     canonical=modernbert.HUGGING_FACE.canonical,
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_DECODER_BIAS,
+    masked_lm=modernbert.HUGGING_FACE.masked_lm,
 )

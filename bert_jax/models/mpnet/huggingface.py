@@ -5,6 +5,7 @@ from typing import Any
 
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
+    SEQUENCE_CLASSIFIER,
     BlockNames,
     HuggingFaceFormat,
     ReadField,
@@ -12,16 +13,15 @@ from bert_jax.models.huggingface import (
     canonical_name,
     dense_names,
     embedding_names,
-    norm_names,
     read_transformer_fields,
+    roberta_masked_lm,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 from bert_jax.models.mpnet.config import PAD_TOKEN_ID, MPNetConfig
 from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "mpnet.embeddings.word_embeddings.weight", "lm_head.bias"
+_MASKED_LM = roberta_masked_lm("mpnet")
 _FIELD_NAMES: dict[str, str | None] = {"type_vocab_size": None}
 # Hugging Face's code always computes 32 buckets, so a table of another size is a mistake.
 _BUCKETS = {"relative_attention_num_buckets": 32}
@@ -41,23 +41,12 @@ _NAMES = [
         "encoder/relative_attention_bias/bias", "mpnet.encoder.relative_attention_bias.weight"
     ),
     *dense_names("pooler/dense", "mpnet.pooler.dense"),
-    *dense_names("masked_lm/transform", "lm_head.dense"),
-    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *SEQUENCE_CLASSIFIER,
     *dense_names("span", "qa_outputs"),
 ]
 
-TABLES = tying_tables(
-    "Hugging Face MPNet",
-    "mpnet",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face MPNet", "mpnet", _NAMES, _MASKED_LM)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> MPNetConfig:
@@ -86,8 +75,6 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="mpnet"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
     field_names=_FIELD_NAMES,
 )

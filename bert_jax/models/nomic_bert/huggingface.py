@@ -5,17 +5,18 @@ still writes the tensor names of the published folders. Both are read; exports h
 the class. Variants of the published code (other norms, biases) are refused by their fields.
 """
 
+import dataclasses
 from typing import Any
 
 from bert_jax.models.huggingface import (
     ROTARY_BLOCK,
     HuggingFaceFormat,
     ReadField,
+    bert_masked_lm,
     block_names,
     dense_names,
     embedding_names,
     joined_projections,
-    norm_names,
     read_rope_theta,
     read_transformer_fields,
     rename,
@@ -24,11 +25,10 @@ from bert_jax.models.huggingface import (
 )
 from bert_jax.models.layers.config import Activation, RotaryPositions
 from bert_jax.models.nomic_bert.config import NomicBertConfig
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-_TOKEN_EMBEDDINGS = "nomic_bert.embeddings.word_embeddings.weight"
-_LM_BIAS = "cls.predictions.bias"
+_MASKED_LM = dataclasses.replace(
+    bert_masked_lm("nomic_bert"), norm="cls.predictions.transform.layer_norm"
+)
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "nomic_bert.layers.*"
 
 _NAMES = [
@@ -36,19 +36,9 @@ _NAMES = [
     *block_names(_LAYER, _EXTERNAL_LAYER, ROTARY_BLOCK),
     *dense_names(f"{_LAYER}/feed_forward/gate", f"{_EXTERNAL_LAYER}.mlp.up_proj"),
     *dense_names("pooler/dense", "nomic_bert.pooler.dense"),
-    *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
-    *norm_names("masked_lm/norm", "cls.predictions.transform.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
 ]
-TABLES = tying_tables(
-    "Hugging Face NomicBERT",
-    "nomic_bert",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face NomicBERT", "nomic_bert", _NAMES, _MASKED_LM)
 _BARE_NAMES = ("emb_ln", "embeddings", "encoder", "layers", "pooler")
 _OLD_NAMES = {
     ".emb_ln.": ".embeddings.LayerNorm.",
@@ -119,9 +109,7 @@ HUGGING_FACE = HuggingFaceFormat(
     names=TABLES.names,
     canonical=_canonical,
     joined=joined_projections(".attn.Wqkv", "weight"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
     default_activation="silu",
     missing_task_classes=("ForQuestionAnswering", "ForMultipleChoice"),
 )

@@ -8,41 +8,29 @@ from typing import Any, cast
 
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
+    SEQUENCE_CLASSIFIER,
     HuggingFaceFormat,
     ReadField,
     bert_encoder_names,
     canonical_name,
     dense_names,
-    norm_names,
     read_transformer_fields,
+    roberta_masked_lm,
     tying_tables,
 )
 from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 from bert_jax.models.roberta.config import RobertaConfig, RobertaModelType
-from bert_jax.params.name_table import NameMapping
 
-_DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
-_TOKEN_EMBEDDINGS, _LM_BIAS = "roberta.embeddings.word_embeddings.weight", "lm_head.bias"
+_MASKED_LM = roberta_masked_lm("roberta")
 
 _NAMES = [
     *bert_encoder_names("roberta"),
-    *dense_names("masked_lm/transform", "lm_head.dense"),
-    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
-    NameMapping("masked_lm/bias", _LM_BIAS),
     *dense_names("classifier", "classifier"),
-    *dense_names("classifier/dense", "classifier.dense"),
-    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *SEQUENCE_CLASSIFIER,
     *dense_names("span", "qa_outputs"),
 ]
 
-TABLES = tying_tables(
-    "Hugging Face RoBERTa",
-    "roberta",
-    _NAMES,
-    decoder=_DECODER,
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
-)
+TABLES = tying_tables("Hugging Face RoBERTa", "roberta", _NAMES, _MASKED_LM)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> RobertaConfig:
@@ -72,7 +60,5 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="roberta"),
-    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
-    decoder_bias=_DECODER_BIAS,
-    lm_bias=_LM_BIAS,
+    masked_lm=_MASKED_LM,
 )

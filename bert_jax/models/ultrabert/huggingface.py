@@ -21,7 +21,6 @@ from bert_jax.models.modernbert.huggingface import read_layer_theta, read_layer_
 from bert_jax.models.ultrabert.config import UltraBertConfig, ultrabert_layers
 from bert_jax.params.name_table import NameMapping, NameTable
 
-_DECODER = "head.decoder.weight"
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "model.layers.*"
 # The activation is applied to the output of `gate_proj`, which is `intermediate` here.
 _KERNELS = {
@@ -47,7 +46,7 @@ _NAMES = [
         for internal, name in _KERNELS.items()
     ),
     *(NameMapping(f"{internal}/scale", f"{name}.weight") for internal, name in _NORMS.items()),
-    NameMapping("masked_lm/decoder", _DECODER),
+    NameMapping("masked_lm/decoder", "head.decoder.weight"),
 ]
 
 
@@ -148,9 +147,6 @@ HUGGING_FACE = HuggingFaceFormat(
     config_fields=_config_fields,
     names=_names,
     canonical=_canonical,
-    tied_copies={},
-    decoder_bias="head.decoder.bias",
-    lm_bias="head.decoder.bias",
     field_names=_FIELD_NAMES,
     default_activation="silu",
     missing_task_classes=("ForMultipleChoice",),
