@@ -184,7 +184,7 @@ def collective_seconds(
         link_bytes += (
             groups_per_chip * size * _link_bytes_per_result_byte(kind, chips, len(devices))
         )
-    return link_bytes / (tpu_slice.corner_links * tpu_slice.generation.link_bytes_per_second)
+    return link_bytes / (tpu_slice.min_links * tpu_slice.generation.link_bytes_per_second)
 
 
 def _link_bytes_per_result_byte(kind: str, chips: int, devices: int) -> float:

@@ -50,7 +50,7 @@ class TransformerConfig:
         not pretrained in this way.
       norm: the norm of all layers.
       is_decoder: whether a token attends only to itself and the tokens before it, in every use.
-      drops_tokens: whether the encoder has the argument `selection`, for token dropping.
+      drops_tokens: whether the middle layers can read some of the tokens only (token dropping).
       num_feed_forward_kernels: the number of D x F kernels in a feed-forward layer; 3 with a gate.
     """
 
@@ -194,8 +194,7 @@ class TransformerConfig:
     def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
         """Returns the tokens with global attention for a task head, or for pretraining if None.
 
-        None is for families whose encoder has no argument `global_attention_mask`, and for tasks
-        without such tokens.
+        None is for families without global attention, and for tasks without such tokens.
         """
         del head
         return None

@@ -79,7 +79,7 @@ class Encoder(Protocol):
 
     Groups of layers that share parameters have the paths "groups/<group>/layers/<i>/...".
 
-    `TransformerEncoder`, the class of most families, has two more arguments. The first,
+    `TransformerEncoder`, the base class of the encoders here, has two more arguments. The first,
     `global_attention_mask`, is for families whose config returns `global_tokens` for some task:
     int32 [B, L], 1 = the token attends to all tokens of its sequence or packed example, and they
     attend to it; None for none of these tokens. The second, `selection`, is for those whose config

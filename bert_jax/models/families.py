@@ -9,10 +9,11 @@ A family is a package `models/<family>/` with these modules:
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
 
 RoBERTa, DistilBERT, ELECTRA and jina-embeddings-v3 have no `model.py`: their encoder is BERT's with
-other settings, and the ModernBERT decoder is ModernBERT's. Any other encoder composes the parts in
-`models/layers/`, and has a forward pass of its own unless that is BERT's. To add a family, write
-the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a row to `FAMILIES`.
-A family of encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
+other settings, and the ModernBERT decoder is ModernBERT's. Any other encoder is a
+`TransformerEncoder` (`models/layers/transformer.py`) that composes the parts in `models/layers/`,
+and overrides what is different in the forward pass. To add a family, write the package, add its
+config to `EncoderConfig` in `models/encoder.py`, and add a row to `FAMILIES`. A family of
+encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
 """
 
 from collections.abc import Callable, Sequence

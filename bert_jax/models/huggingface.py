@@ -101,7 +101,7 @@ class MaskedLMNames:
         return copies
 
     def mappings(self) -> list[NameMapping]:
-        """Maps the parameters of the head but its own token embeddings."""
+        """Maps the parameters of the head except its own token embeddings."""
         transform = dense_names("masked_lm/transform", self.transform) if self.transform else []
         norm = norm_names("masked_lm/norm", self.norm) if self.norm else []
         return [*transform, *norm, NameMapping("masked_lm/bias", self.bias)]
@@ -152,7 +152,7 @@ class HuggingFaceFormat:
       canonical: renames tensors of old files and of bare encoders to today's names.
       joined: tensors of old files that contain several of today's, one after another on the first
         axis: the end of the name after `canonical`, and the ends of today's names.
-      masked_lm: the names of the masked-LM head; None if no file has one of its tensors twice.
+      masked_lm: the names of the masked-LM head; None if files have each of its tensors once.
       refused_model_types: similar models that are not supported, with the reason.
       missing_task_classes: the ends of the names of task classes that transformers lacks.
     """
@@ -352,7 +352,7 @@ def tying_tables(
     Args:
       title: name of the tables in messages.
       prefix: first part of the names of the encoder's tensors.
-      names: the encoder and all heads but the masked-LM head.
+      names: the encoder and all heads except the masked-LM head.
       ignored: further tensors that are not parameters of the model.
     """
     names = [*names, *masked_lm.mappings()]

@@ -24,7 +24,8 @@ class Generation:
       hbm_gib, usable_hbm_gib: memory of a chip, and the part of it that a program can use.
       link_bytes_per_second: bandwidth of one interconnect link in one direction; a chip has two
         links along each of `link_axes` axes.
-      ring_length: an axis of a multiple of this many chips is a ring; with three axes, all or none.
+      ring_length: an axis of a multiple of this many chips is a ring; of three axes, all are rings
+        or none is.
       clock_hz: clock of the TensorCore; converts the compiler's cycle estimates into seconds.
       devices_per_chip: number of JAX devices on a chip.
       cores_per_device: number of TensorCores of a JAX device; two share the grid of a kernel.
@@ -103,10 +104,11 @@ class Slice:
         return self.chips * self.generation.bf16_flops
 
     @property
-    def corner_links(self) -> int:
-        """Returns the number of links of a corner chip: two along a ring, else one.
+    def min_links(self) -> int:
+        """Returns the number of links of the chip that has the fewest.
 
-        There is no link along an axis of one chip.
+        A chip has two links along each ring and at least one along each other axis, but none along
+        an axis of one chip.
         """
         sizes = [int(size) for size in self.topology.split("x")]
         are_rings = [size % self.generation.ring_length == 0 for size in sizes]

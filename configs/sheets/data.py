@@ -41,16 +41,16 @@ def get_config(
       budget: tokens of each model, padding included.
       parts: the numbers that the files are divided by, down to 1.
     """
-    files = sorted(expand_globs((text,)))
-    if len(files) < max(parts):
+    if list(parts[-1:]) != [1] or list(parts) != sorted(set(parts), reverse=True):
         raise ConfigError(
-            f"text={text}: {len(files)} files; expected at least {max(parts)}, so that they can be "
-            "divided"
+            f"parts is {list(parts)}; expected numbers that decrease to 1, such as [8,4,2,1]: 1 is "
+            "all of the files, with which the other rows are compared"
         )
-    if parts[-1] != 1:
+    files = sorted(expand_globs((text,)))
+    if len(files) < parts[0]:
         raise ConfigError(
-            f"parts is {list(parts)}; expected 1, all of the files, at the end: other rows are "
-            "compared with it"
+            f"text={text}: {len(files)} files; expected at least {parts[0]}, so that they can be "
+            "divided, or smaller numbers in `parts`"
         )
     divisors = {"all" if divisor == 1 else f"1-{divisor}": divisor for divisor in parts}
     prepare = ("prepare", "--tokenizer", tokenizer, "--output", "{folder}/corpus", "--files")

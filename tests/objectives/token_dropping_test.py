@@ -198,7 +198,7 @@ def test_dropped_tokens_are_neither_read_nor_changed(name, is_packed):
 
         def __init__(self, block: Any):
             self.block, self.kind = block, getattr(block, "kind", None)
-            self.num_dropout_sites = getattr(block, "num_dropout_sites", 3)
+            self.num_dropout_sites = block.num_dropout_sites
 
         def __call__(self, x: jax.Array, inputs: Any, seeds: Any, **options) -> Any:
             masked = make_attention_mask(fields["attention_mask"], segments, False)

@@ -42,7 +42,7 @@ def test_each_generation_has_a_slice_of_16_chips():
 
 
 def test_links_of_a_corner():
-    links = {name: each.corner_links for name, each in all_slices().items()}
+    links = {name: each.min_links for name, each in all_slices().items()}
     assert links["v5e-16"] == links["v5e-64"] == links["v5e-4"] == links["v4-8"] == 2
     assert links["v4-32"] == links["tpu7x-32"] == 3
     # Rings: cubes of 4 x 4 x 4 chips, and axes of 16.

@@ -8,13 +8,14 @@ The upper bound adds, without any overlap, the costs that are unavoidable but ma
 
 - Gradient communication. An all-reduce of G bytes over n chips sends 2 (n - 1) / n G bytes from
   every chip (Patarasuk and Yuan 2009). Along an axis that is no ring, as in slices of up to 16
-  chips, a corner chip has only one link, and the others wait for it (`Slice.corner_links`). FSDP
+  chips, the last chip has only one link, and the others wait for it (`Slice.min_links`). FSDP
   parameters are also gathered once, and their gradients are summed for each of m microbatches:
   (1 + 2 m) (n - 1) / n. All of this is halved if `mesh.communication_dtype` is bfloat16. Devices on
   the same chip exchange data for free, but share the chip's links.
 - Activation communication of tensor parallelism: two all-reduces per layer in each direction, over
-  one axis of the topology; three in a decoder layer with cross-attention, and one for the gradient
-  of the encoder's output. It is the only part that grows with the batch.
+  one axis of the topology, by one link, even if it is a ring; three in a decoder layer with
+  cross-attention, and one for the gradient of the encoder's output. It is the only part that grows
+  with the batch.
 - The optimizer: reads and writes parameters and optimizer state and reads gradients, all in HBM.
 
 If the assumed MFU is right, the true time lies between the bounds. Neither includes evaluation,
@@ -124,7 +125,7 @@ def _gradient_comm(
         state.parameters + 2 * inputs.phase.gradient_accumulation_steps * state.gradients
     )
     link_bytes = dtype_scale * (2 * data * state.gradients + fsdp * gathered)
-    return link_bytes / (tpu_slice.corner_links * tpu_slice.generation.link_bytes_per_second)
+    return link_bytes / (tpu_slice.min_links * tpu_slice.generation.link_bytes_per_second)
 
 
 def _activation_comm(experiment: Experiment, tpu_slice: Slice, num_vectors: float) -> float:

@@ -61,13 +61,10 @@ class Work(Generic[T]):
 
     def map(self, convert: Callable[[T], U]) -> "Work[U]":
         """Returns the work whose result is converted, on the thread that decodes it."""
-        return Work(
-            engine=self.engine,
-            sequences=self.sequences,
-            decode=lambda outputs: convert(self.decode(outputs)),
-            num_characters=self.num_characters,
-            num_truncated=self.num_truncated,
+        changed: Any = dataclasses.replace(
+            self, decode=lambda outputs: convert(self.decode(outputs))
         )
+        return changed
 
 
 def refuse_long(

@@ -7,7 +7,7 @@ transformers' pipelines (/tag, /answer, /fill_mask), OpenAI (/v1), and Jina (/v1
 import base64
 import time
 import uuid
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -140,7 +140,7 @@ async def embed_sparse(call: Call, request: types.EmbedSparseRequest) -> Any:
             role=request.input_type,
             prompt_name=request.prompt_name,
             truncate=request.truncate is not False,
-        )
+        ).map(_sparse_vectors_to_json)
     )
 
 
@@ -179,12 +179,20 @@ async def embed_heads(call: Call, request: types.EmbedHeadsRequest) -> Any:
     )
 
 
-def _token_vectors_to_json(texts: Iterable[np.ndarray]) -> list[msgspec.Raw]:
-    return [rows_to_json(vectors) for vectors in texts]
+def _token_vectors_to_json(vectors_of_texts: Iterable[np.ndarray]) -> list[msgspec.Raw]:
+    return [rows_to_json(vectors) for vectors in vectors_of_texts]
+
+
+def _sparse_vectors_to_json(vectors: Iterable[list[dict[str, Any]]]) -> list[msgspec.Raw]:
+    return [msgspec.Raw(msgspec.json.encode(vector)) for vector in vectors]
 
 
 def _heads_to_json(heads: dict[EmbeddingKind, list[Any]]) -> dict[EmbeddingKind, list[Any]]:
-    convert = {"dense": vectors_to_json, "multi_vector": _token_vectors_to_json, "sparse": list}
+    convert = {
+        "dense": vectors_to_json,
+        "multi_vector": _token_vectors_to_json,
+        "sparse": _sparse_vectors_to_json,
+    }
     return {kind: convert[kind](embeddings) for kind, embeddings in heads.items()}
 
 
@@ -447,19 +455,19 @@ async def embeddings(call: Call, request: OpenAIEmbeddingRequest) -> Any:
     service = model.embedding
     assert service is not None
 
-    def make_work() -> Work[np.ndarray]:
+    def to_json(vectors: np.ndarray) -> Sequence[Any]:
+        if request.encoding_format != "base64":
+            return vectors_to_json(vectors)
+        # OpenAI's clients ask for base64 by default and read little-endian float32.
+        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+
+    def make_work() -> Work[Sequence[Any]]:
         work = service.embed(items, dimensions=request.dimensions)
         advice = "use /embed, which cuts them"
         refuse_long(work.num_truncated, service.max_length, param="input", advice=advice)
-        return work
+        return work.map(to_json)
 
-    vectors: np.ndarray = await call.compute(make_work)
-    embeddings = (
-        # OpenAI's clients ask for base64 by default and read little-endian float32.
-        [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-        if request.encoding_format == "base64"
-        else vectors.tolist()
-    )
+    embeddings = await call.compute(make_work)
     return {
         "object": "list",
         "data": [

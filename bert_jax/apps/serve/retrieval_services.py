@@ -267,18 +267,19 @@ class M3Service(EmbeddingService):
         """
         unknown = [kind for kind in kinds if kind not in self.kinds]
         if unknown or not kinds:
-            found = (
-                f"the model has no head {unknown[0]!r}"
+            message = (
+                f"`heads` has {unknown[0]!r}, for which the model has no head; expected any of "
+                f"{', '.join(self.kinds)}"
                 if unknown
-                else "the model needs a name in `heads`"
+                else f"`heads` is empty; expected any of {', '.join(self.kinds)}, or no `heads` "
+                "for all of them"
             )
-            message = f"{found}; expected any of {', '.join(self.kinds)}"
             raise RequestError("validation", message, "heads")
 
         def decode(
             outputs: Sequence[Arrays], ids: Sequence[np.ndarray]
         ) -> dict[EmbeddingKind, list[Any]]:
-            texts = list(zip(outputs, ids, strict=True))
+            pairs = list(zip(outputs, ids, strict=True))
             found: dict[EmbeddingKind, list[Any]] = {}
             for kind in kinds:
                 match kind:
@@ -291,11 +292,11 @@ class M3Service(EmbeddingService):
                                     text_ids, output[kind][: len(text_ids)], self.tokenizer
                                 )
                             )
-                            for output, text_ids in texts
+                            for output, text_ids in pairs
                         ]
                     case "multi_vector":  # [CLS] has no vector
                         found[kind] = [
-                            output[kind][1 : len(text_ids)] for output, text_ids in texts
+                            output[kind][1 : len(text_ids)] for output, text_ids in pairs
                         ]
             return found
 

@@ -154,7 +154,10 @@ def train_epoch(
 
 
 def _distinct(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the distinct numbers of [B], padded to [B] out of range, and the index of each."""
+    """Returns the distinct ids, padded to [B], and the index of each id among them.
+
+    The padding is an id that no row has.
+    """
     padding = jnp.iinfo(ids.dtype).max
     return jnp.unique(ids, return_inverse=True, size=len(ids), fill_value=padding)
 
@@ -187,7 +190,7 @@ def train_glove(
     state = params, jax.tree.map(jnp.ones_like, params)
     losses: list[float] = []
     size = min(BATCH_SIZE, matrix.nnz)
-    bar = tqdm(range(epochs), desc="GloVe", unit="epoch")
+    bar = tqdm(range(epochs), desc="GloVe", unit=" epochs", disable=None)
     for epoch in bar:
         order = np.random.default_rng((seed, epoch)).permutation(matrix.nnz)
         columns = (

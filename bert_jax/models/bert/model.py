@@ -27,8 +27,10 @@ class BertEncoder(TransformerEncoder):
     """Encodes token ids (Devlin et al. 2019, section 3); pooler and heads are not part of it.
 
     Attributes:
-      embedding_projection: maps the embeddings from E to D; exists if E is not D (ELECTRA).
+      embedding_projection: maps the embeddings from E to D; None unless E is not D (ELECTRA).
     """
+
+    drops_tokens = True
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class BertEncoder(TransformerEncoder):
         self.head_width = config.head_width
         self.compute = compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+    def attention_inputs(self, inputs: EncoderInputs) -> AttentionMask:
         """Returns the attention mask, with the bias or the rotations of the positions."""
         mask = inputs.mask()
         if isinstance(self.positions, AlibiPositions):

@@ -135,7 +135,7 @@ class BigBirdEncoder(TransformerEncoder):
         )
         self.compute = compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+    def attention_inputs(self, inputs: EncoderInputs) -> AttentionMask:
         """Returns the attention mask.
 
         Raises:

@@ -160,7 +160,7 @@ class DebertaV2Encoder(TransformerEncoder):
         self.relative_norm = layer_norm(config, compute)
         self.config, self.compute = config, compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> RelativeAttentionMask:
+    def attention_inputs(self, inputs: EncoderInputs) -> RelativeAttentionMask:
         """Returns the attention mask with the relative embeddings of the length."""
         mask = inputs.mask()
         # Within a packed example the distance of two tokens is the difference of their indices in

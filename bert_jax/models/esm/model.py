@@ -87,7 +87,7 @@ class EsmEncoder(TransformerEncoder):
         self.untrained = UntrainedParameters(config, rngs)
         self.config, self.compute = config, compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+    def attention_inputs(self, inputs: EncoderInputs) -> AttentionMask:
         """Returns the attention mask with the rotations of the files' frequencies."""
         frequencies = jax.lax.stop_gradient(self.untrained.inverse_frequencies[...])
         table = rotary_table(inputs.length, frequencies, inputs.position_ids)

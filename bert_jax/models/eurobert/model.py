@@ -39,8 +39,8 @@ class EuroBertEncoder(TransformerEncoder):
         self.final_norm = layer_norm(config, compute)
         self.config, self.compute = config, compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> dict[str, AttentionMask]:
-        """Returns the attention mask with rotations."""
+    def attention_inputs(self, inputs: EncoderInputs) -> dict[str, AttentionMask]:
+        """Returns the attention mask with rotations, by type of layer: all have one type."""
         frequencies = inverse_frequencies(self.config.head_width, self.config.rope_theta)
         table = rotary_table(inputs.length, frequencies, inputs.position_ids)
         return {_LAYER_TYPE: dataclasses.replace(inputs.mask(), rotary=table)}

@@ -30,6 +30,7 @@ class PreNormBlock(nnx.Module):
     Attributes:
       attention_norm: exists unless `has_attention_norm` is False, as in the first layer of
         ModernBERT: its input is already normalized.
+      num_dropout_sites: number of dropouts, each with a seed.
     """
 
     num_dropout_sites = NUM_DROPOUT_SITES

@@ -1,7 +1,7 @@
-"""Defines the base class of encoders: embeddings, a stack of layers, and maybe a last norm.
+"""Defines the base class of encoders: embeddings, a stack of layers, in some also a final norm.
 
 A family is the modules of its `__init__`, and the methods that it overrides: usually
-`layer_inputs`, the attention mask with the family's positions.
+`attention_inputs`, the attention mask with the family's positions.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.errors import ConfigError
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
@@ -19,15 +20,18 @@ from bert_jax.models.layers.stack import Span, TokenSelection, run_layers, with_
 
 
 class EncoderInputs(NamedTuple):
-    """Holds the arguments of an encoder; int32 [B, L], see `Encoder` in `models/encoder.py`."""
+    """Holds the inputs of an encoder; see `Encoder` in `models/encoder.py`.
+
+    Arrays are int32 [B, L], but `causal` is bool [B].
+    """
 
     input_ids: jax.Array
     token_type_ids: jax.Array
     attention_mask: jax.Array
-    position_ids: jax.Array | None
-    packing_ids: jax.Array | None
-    causal: bool | jax.Array
-    global_attention_mask: jax.Array | None
+    position_ids: jax.Array | None = None
+    packing_ids: jax.Array | None = None
+    causal: bool | jax.Array = False
+    global_attention_mask: jax.Array | None = None
 
     @property
     def length(self) -> int:
@@ -35,7 +39,7 @@ class EncoderInputs(NamedTuple):
         return self.input_ids.shape[1]
 
     def mask(self) -> AttentionMask:
-        """Returns which tokens attend to each other by padding, packed examples and causality."""
+        """Returns the attention mask of padding, packed examples and causal attention."""
         return make_attention_mask(self.attention_mask, self.packing_ids, self.causal)
 
 
@@ -43,9 +47,11 @@ class TransformerEncoder(nnx.Module):
     """Encodes token ids; pooler and heads are not part of it.
 
     Attributes:
-      embeddings: maps ids to the input of the first layer, [B, L, E].
-      embedding_projection: maps it from E to D; None if there is no such layer.
-      layers: the layers, of which `blocks` says in which order they are applied.
+      embeddings: maps ids to vectors, [B, L, E].
+      embedding_projection: maps the vectors from E to D; None if there is no such layer.
+      layers: the layers in the order in which they are applied. ALBERT has `groups` instead.
+      drops_tokens: whether the middle layers can read some of the tokens only.
+      has_global_tokens: whether tokens can attend to all others while the rest do not.
       final_norm: normalizes the output of the last layer; None in families of post-norm layers.
     """
 
@@ -54,6 +60,8 @@ class TransformerEncoder(nnx.Module):
     compute: ComputeConfig
     embedding_projection: Any = None
     final_norm: Any = None
+    drops_tokens = False
+    has_global_tokens = False
 
     def __call__(
         self,
@@ -70,7 +78,20 @@ class TransformerEncoder(nnx.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
-        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
+        """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments.
+
+        Raises:
+          ConfigError: the family has no global tokens, or cannot drop tokens.
+        """
+        for name, is_given, is_possible in (
+            ("global_attention_mask", global_attention_mask is not None, self.has_global_tokens),
+            ("selection", selection is not None, self.drops_tokens),
+        ):
+            if is_given and not is_possible:
+                raise ConfigError(
+                    f"`{name}` is given, but {type(self).__name__} does not support "
+                    "it; expected None"
+                )
         inputs = EncoderInputs(
             input_ids=input_ids,
             token_type_ids=(
@@ -91,7 +112,7 @@ class TransformerEncoder(nnx.Module):
             blocks,
             self.compute,
             x_BLD,
-            self.layer_inputs(inputs),
+            self.attention_inputs(inputs),
             layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
@@ -107,8 +128,8 @@ class TransformerEncoder(nnx.Module):
         )
         return x_BLE if self.embedding_projection is None else self.embedding_projection(x_BLE)
 
-    def layer_inputs(self, inputs: EncoderInputs) -> Any:
-        """Returns what all layers read beside the hidden states: the attention mask."""
+    def attention_inputs(self, inputs: EncoderInputs) -> Any:
+        """Returns what all layers read besides the hidden states: the attention mask."""
         return inputs.mask()
 
     def blocks(self) -> Sequence[Any]:

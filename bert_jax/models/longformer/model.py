@@ -21,6 +21,8 @@ from bert_jax.models.longformer.config import LongformerConfig
 class LongformerEncoder(TransformerEncoder):
     """Encodes token ids (Beltagy et al. 2020); pooler and heads are not part of it."""
 
+    has_global_tokens = True
+
     def __init__(self, config: LongformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         check_layer_loop(config.attention_window, compute)
         self.embeddings = Embeddings(config, compute, rngs)
@@ -38,7 +40,7 @@ class LongformerEncoder(TransformerEncoder):
         self.max_global_tokens = config.max_global_tokens
         self.compute = compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> GlobalAttentionMask:
+    def attention_inputs(self, inputs: EncoderInputs) -> GlobalAttentionMask:
         """Returns the attention mask, with the global tokens of `global_attention_mask`.
 
         Raises:

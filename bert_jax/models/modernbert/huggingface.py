@@ -28,18 +28,18 @@ from bert_jax.models.modernbert.config import (
 )
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
-_DECODER, _DECODER_BIAS = "decoder.weight", "decoder.bias"
-_TOKEN_EMBEDDINGS = "model.embeddings.tok_embeddings.weight"
-_MASKED_LM = MaskedLMNames(
-    token_embeddings=_TOKEN_EMBEDDINGS,
-    decoder=_DECODER,
-    bias=_DECODER_BIAS,
-    decoder_bias=_DECODER_BIAS,
+MASKED_LM = MaskedLMNames(
+    token_embeddings="model.embeddings.tok_embeddings.weight",
+    decoder="decoder.weight",
+    bias="decoder.bias",
+    decoder_bias="decoder.bias",
 )
+"""The names of the masked-LM head, whose layers are those of the prediction head."""
+
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "model.layers.*"
 
 _NAMES: list[NameMapping | Packed] = [
-    NameMapping("encoder/embeddings/word_embeddings/embedding", _TOKEN_EMBEDDINGS),
+    NameMapping("encoder/embeddings/word_embeddings/embedding", MASKED_LM.token_embeddings),
     NameMapping("encoder/embeddings/norm/scale", "model.embeddings.norm.weight"),
     NameMapping(f"{_LAYER}/attention_norm/scale", f"{_EXTERNAL_LAYER}.attn_norm.weight"),
     Packed(
@@ -63,7 +63,7 @@ _NAMES: list[NameMapping | Packed] = [
     NameMapping("encoder/final_norm/scale", "model.final_norm.weight"),
     NameMapping("prediction_head/dense/kernel", "head.dense.weight", transposed=True),
     NameMapping("prediction_head/norm/scale", "head.norm.weight"),
-    NameMapping("masked_lm/bias", _DECODER_BIAS),
+    *MASKED_LM.mappings(),
 ]
 _BUFFERS = [Ignored("model.layers.*.attn.rotary_emb.inv_freq", "a buffer, in old files")]
 
@@ -76,9 +76,9 @@ def names(tied: bool, head_name: str) -> NameTable:
     """
     rows = [*_NAMES, *dense_names(head_name, "classifier")]
     if tied:
-        copy = Ignored(_DECODER, f"a second copy of {_TOKEN_EMBEDDINGS}")
+        copy = Ignored(MASKED_LM.decoder, f"a second copy of {MASKED_LM.token_embeddings}")
         return NameTable("Hugging Face ModernBERT", rows, [*_BUFFERS, copy], separator=".")
-    rows.append(NameMapping("masked_lm/decoder", _DECODER))
+    rows.append(NameMapping("masked_lm/decoder", MASKED_LM.decoder))
     return NameTable("Hugging Face ModernBERT, untied", rows, _BUFFERS, separator=".")
 
 
@@ -227,5 +227,5 @@ HUGGING_FACE = HuggingFaceFormat(
     field_names=_FIELD_NAMES,
     names=_names,
     canonical=_canonical,
-    masked_lm=_MASKED_LM,
+    masked_lm=MASKED_LM,
 )

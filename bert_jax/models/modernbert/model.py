@@ -21,6 +21,8 @@ class ModernBertEncoder(TransformerEncoder):
     With a `ModernBertDecoderConfig` it is the decoder of Weller et al. 2025.
     """
 
+    drops_tokens = True
+
     def __init__(self, config: ModernBertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, compute, rngs)
         dropouts = PreNormDropouts(config.attention_output_dropout, config.mlp_dropout)
@@ -40,7 +42,7 @@ class ModernBertEncoder(TransformerEncoder):
         self.final_norm = layer_norm(config, compute)
         self.config, self.compute = config, compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> dict[str, AttentionMask]:
+    def attention_inputs(self, inputs: EncoderInputs) -> dict[str, AttentionMask]:
         """Returns the attention mask of each type of layer, with its rotations."""
         config = self.config
         mask = inputs._replace(causal=inputs.causal | config.is_decoder).mask()

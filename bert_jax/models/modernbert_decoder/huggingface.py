@@ -13,8 +13,7 @@ from bert_jax.models.modernbert import huggingface as modernbert
 from bert_jax.models.modernbert_decoder.config import ModernBertDecoderConfig
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
-_DECODER, _DECODER_BIAS = "decoder.weight", "decoder.bias"
-_TOKEN_EMBEDDINGS = "model.embeddings.tok_embeddings.weight"
+_MASKED_LM = modernbert.MASKED_LM
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "model.layers.*"
 _KERNELS = {
     "attention/query": "attn.q_proj",
@@ -24,7 +23,7 @@ _KERNELS = {
     "feed_forward/output": "mlp.Wo",
 }
 _NAMES: list[NameMapping | Packed] = [
-    NameMapping("encoder/embeddings/word_embeddings/embedding", _TOKEN_EMBEDDINGS),
+    NameMapping("encoder/embeddings/word_embeddings/embedding", _MASKED_LM.token_embeddings),
     NameMapping("encoder/embeddings/norm/scale", "model.embeddings.norm.weight"),
     NameMapping(f"{_LAYER}/attention_norm/scale", f"{_EXTERNAL_LAYER}.attn_norm.weight"),
     *(
@@ -43,16 +42,16 @@ _NAMES: list[NameMapping | Packed] = [
     NameMapping("encoder/final_norm/scale", "model.final_norm.weight"),
     NameMapping("prediction_head/dense/kernel", "lm_head.dense.weight", transposed=True),
     NameMapping("prediction_head/norm/scale", "lm_head.norm.weight"),
-    NameMapping("masked_lm/bias", _DECODER_BIAS),
+    *_MASKED_LM.mappings(),
 ]
 
 
 @functools.cache
 def _table(tied: bool) -> NameTable:
     if tied:
-        copy = Ignored(_DECODER, f"a second copy of {_TOKEN_EMBEDDINGS}")
+        copy = Ignored(_MASKED_LM.decoder, f"a second copy of {_MASKED_LM.token_embeddings}")
         return NameTable("Hugging Face ModernBERT decoder", _NAMES, [copy], separator=".")
-    rows = [*_NAMES, NameMapping("masked_lm/decoder", _DECODER)]
+    rows = [*_NAMES, NameMapping("masked_lm/decoder", _MASKED_LM.decoder)]
     return NameTable("Hugging Face ModernBERT decoder, untied", rows, [], separator=".")
 
 
@@ -86,5 +85,5 @@ HUGGING_FACE = HuggingFaceFormat(
     field_names=modernbert.HUGGING_FACE.field_names,
     names=_names,
     canonical=modernbert.HUGGING_FACE.canonical,
-    masked_lm=modernbert.HUGGING_FACE.masked_lm,
+    masked_lm=_MASKED_LM,
 )

@@ -132,7 +132,7 @@ class MPNetEncoder(TransformerEncoder):
         )
         self.compute = compute
 
-    def layer_inputs(self, inputs: EncoderInputs) -> AttentionMask:
+    def attention_inputs(self, inputs: EncoderInputs) -> AttentionMask:
         """Returns the attention mask with the bias of relative positions."""
         bias = self.relative_attention_bias(inputs.length)
         return dataclasses.replace(inputs.mask(), bias=bias)

@@ -13,11 +13,11 @@ from flax import nnx
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import AlibiPositions, ComputeConfig, RotaryPositions
 from bert_jax.models.layers.dropout import DropoutSeed, dropout, make_layer_dropout_seeds
 from bert_jax.models.layers.linear import layer_norm, linear
 from bert_jax.models.layers.post_norm import NUM_DROPOUT_SITES, PostNormBlock
+from bert_jax.models.layers.transformer import EncoderInputs
 from bert_jax.models.model import Batch
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import SentenceEncoder
@@ -89,16 +89,15 @@ class DenoisingAutoEncoder(SentenceEncoder):
         """
         encoder = self.encoder
         assert isinstance(encoder, BertEncoder)
-        mask = make_attention_mask(texts["attention_mask"], None, True)
+        inputs = EncoderInputs(
+            texts["input_ids"], texts["token_type_ids"], texts["attention_mask"], causal=True
+        )
+        mask = inputs.mask()
         num_sites = NUM_DROPOUT_SITES + 1
         layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
             dropout_key, len(encoder.layers), num_sites
         )
-        x_BLD = encoder.embeddings(
-            texts["input_ids"], texts["token_type_ids"], None, embedding_seed
-        )
-        if encoder.embedding_projection is not None:
-            x_BLD = encoder.embedding_projection(x_BLD)
+        x_BLD = encoder.embed(inputs, embedding_seed)
         for number, layer in enumerate(encoder.layers):
             seeds = (None,) * num_sites if layer_seeds is None else layer_seeds[number]
             attention_seed, residual_seed, vector_seed, feed_forward_seed = seeds

@@ -17,6 +17,8 @@ class UltraBertEncoder(ModernBertEncoder):
     It computes as ModernBERT; its embeddings have no norm, and its first layer has one.
     """
 
+    drops_tokens = False
+
     def __init__(self, config: UltraBertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, compute, rngs, has_norm=False)
         dropouts = PreNormDropouts(attention_output=0.0, feed_forward=0.0)

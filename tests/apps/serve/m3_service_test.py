@@ -97,7 +97,7 @@ def test_one_engine_computes_all_heads(server, folder):
 
 def test_heads_that_are_not_possible_are_refused(server, folder, tmp_path):
     for heads, message in (
-        ([], "the model needs a name in `heads`; expected any of dense, sparse, multi_vector"),
+        ([], "`heads` is empty; expected any of dense, sparse, multi_vector, or no `heads`"),
         (["dense", "colbert"], "heads"),
     ):
         error = server.post("/embed_heads", inputs="sea", heads=heads)
@@ -114,7 +114,9 @@ def test_heads_that_are_not_possible_are_refused(server, folder, tmp_path):
     with running_server(served, CONFIG) as running:
         assert list(running.post("/embed_heads", inputs="sea").json()) == ["dense", "sparse"]
         error = running.post("/embed_heads", inputs="sea", heads=["multi_vector"])
-        message = "the model has no head 'multi_vector'; expected any of dense, sparse"
+        message = (
+            "`heads` has 'multi_vector', for which the model has no head; expected any of dense"
+        )
         assert error.status_code == 422 and message in error.json()["error"]
         error = running.post("/v1/multi-vector", input="sea")
         assert error.status_code == 400 and "no model of this server" in str(error.json())

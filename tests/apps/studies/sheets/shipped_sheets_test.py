@@ -166,6 +166,13 @@ def test_real_sheet_compiles_once_for_all_seeds(corpus, tmp_path, capsys, monkey
 
 
 def test_data_needs_all_of_the_text_as_its_last_part(corpus):
-    for parts, message in (("[8,2]", "expected 1, all of the files"), ("[99,1]", "at least 99")):
+    decreasing = "expected numbers that decrease to 1"
+    for parts, message in (
+        ("[8,2]", decreasing),
+        ("[]", decreasing),
+        ("[1,0]", decreasing),
+        ("[4,4,1]", decreasing),
+        ("[99,1]", "at least 99"),
+    ):
         with pytest.raises(ConfigError, match=message):
             load_sheet("data", [*arguments("data", corpus), f"parts={parts}"])
