@@ -80,8 +80,7 @@ def run(args: Arguments) -> None:
     from bert_jax.predict.evaluate_embeddings import evaluate_embeddings
     from bert_jax.pretrained.load import load_encoder
 
-    if args.output is not None:
-        check_writable(Path(args.output))
+    check_writable(args.output)
     tasks = [load_task(config) for config in args.task_configs()]
     embed = Embedder(
         load_encoder(args.model),

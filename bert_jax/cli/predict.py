@@ -142,7 +142,7 @@ def run(args: Arguments) -> None:
     from bert_jax.predict.zero_shot import DEFAULT_HYPOTHESIS, ZeroShotClassifier
 
     if args.output:
-        check_writable(Path(args.output))
+        check_writable(args.output)
     settings = {name: getattr(args, name) for name in _SETTINGS}
     predictor: Any = load_predictor(args, "task", settings)
     if args.zero_shot is not None:

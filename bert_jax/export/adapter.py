@@ -9,15 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
 
 from bert_jax.config.config_lib import from_json
 from bert_jax.errors import UserError
-from bert_jax.export.export import TOLERANCE
+from bert_jax.export.export import TOLERANCE, new_folder
 from bert_jax.export.model_card import AdapterFacts, model_card
 from bert_jax.interop.peft.adapter_config import ADAPTER_WEIGHTS, PeftAdapter
 from bert_jax.interop.peft.folder import write_adapter_folder
-from bert_jax.io.atomic_io import atomic_path, check_new_folder
+from bert_jax.io.atomic_io import check_new_folder
 from bert_jax.models.adapters.config import PrefixTuning
 from bert_jax.models.adapters.modules import group_adapter, group_by_module
 from bert_jax.models.adapters.network import implementation
@@ -59,26 +58,21 @@ def export_adapter(
     if base_name is not None:
         adapter = replace(adapter, base=base_name)
     model = load_encoder(run)
-    try:
-        with atomic_path(output) as partial_folder:
-            partial_folder.mkdir(parents=True)
-            write_adapter_folder(partial_folder, adapter, model.config, __version__)
-            if model.tokenizer is not None:
-                model.tokenizer.save(partial_folder)
-            difference = _verify(model, partial_folder, local_base)
-            facts = AdapterFacts(
-                method=type(adapter.method).__name__ if adapter.method else "LayerNormTuning",
-                base=adapter.base,
-                num_parameters=sum(
-                    leaf.size for leaf in (*adapter.adapter.values(), *adapter.params.values())
-                ),
-                num_bytes=(partial_folder / ADAPTER_WEIGHTS).stat().st_size,
-            )
-            card = model_card(model, output.name, difference, facts)
-            (partial_folder / "README.md").write_text(card, "utf-8")
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    with new_folder(output) as partial_folder:
+        write_adapter_folder(partial_folder, adapter, model.config, __version__)
+        if model.tokenizer is not None:
+            model.tokenizer.save(partial_folder)
+        difference = _verify(model, partial_folder, local_base)
+        facts = AdapterFacts(
+            method=type(adapter.method).__name__ if adapter.method else "LayerNormTuning",
+            base=adapter.base,
+            num_parameters=sum(
+                leaf.size for leaf in (*adapter.adapter.values(), *adapter.params.values())
+            ),
+            num_bytes=(partial_folder / ADAPTER_WEIGHTS).stat().st_size,
+        )
+        card = model_card(model, output.name, difference, facts)
+        (partial_folder / "README.md").write_text(card, "utf-8")
     return difference
 
 

@@ -4,10 +4,11 @@ The folder gets its name only when it is complete and checked. `AutoTokenizer` a
 it, and `AutoModelForPreTraining`, `AutoModelForMaskedLM` or the class of the task head.
 """
 
+import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +82,37 @@ def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) 
             "it cannot be exported; use the run folder itself, as in bert-jax predict "
             f"{model.path}"
         )
-    check_new_folder(output)
     model = _without_unknown_heads(model)
+    # The export is checked inside of the block, before the rename: a folder with the final
+    # name is always a checked one.
+    with new_folder(output) as partial_folder:
+        write_folder(model, partial_folder)
+        copy_items([model.path], partial_folder)
+        difference = verify_export(model, partial_folder)
+        onnx_lines: list[str] = []
+        if onnx is not None:
+            onnx_lines = log_onnx(model, partial_folder, onnx)
+        (partial_folder / "README.md").write_text(
+            model_card(model, output.name, difference, onnx_lines=onnx_lines), "utf-8"
+        )
+    return difference
+
+
+@contextlib.contextmanager
+def new_folder(output: Path) -> Generator[Path]:
+    """Makes a folder, which has its name only when the block has ended without an error.
+
+    Raises:
+      UserError: `output` is not empty, or cannot be written; nothing is left there then.
+    """
+    check_new_folder(output)
     try:
-        # The export is checked inside of the block, before the rename: a folder with the final
-        # name is always a checked one.
-        with atomic_path(output) as partial_folder:
-            partial_folder.mkdir(parents=True)
-            write_folder(model, partial_folder)
-            copy_items([model.path], partial_folder)
-            difference = verify_export(model, partial_folder)
-            onnx_lines: list[str] = []
-            if onnx is not None:
-                onnx_lines = log_onnx(model, partial_folder, onnx)
-            (partial_folder / "README.md").write_text(
-                model_card(model, output.name, difference, onnx_lines=onnx_lines), "utf-8"
-            )
+        with atomic_path(output) as folder:
+            folder.mkdir(parents=True)
+            yield folder
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
-    return difference
 
 
 def log_onnx(model: LoadedModel, folder: Path, precision: OnnxPrecision) -> list[str]:

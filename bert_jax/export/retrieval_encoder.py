@@ -9,10 +9,9 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 
 from bert_jax.errors import UserError
-from bert_jax.export.export import TOLERANCE, verify_export, write_folder
+from bert_jax.export.export import TOLERANCE, new_folder, verify_export, write_folder
 from bert_jax.export.model_card import provenance_lines, run_sections
 from bert_jax.export.sentence_encoder import SAMPLE_TEXTS
 from bert_jax.interop.multi_vector_encoder import MultiVectorHead, write_multi_vector_head
@@ -21,7 +20,6 @@ from bert_jax.interop.sparse_encoder import (
     sparse_encoder_folder,
     write_sparse_head,
 )
-from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.models.families import format_of
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.sentence_encoder.config import TEXT_ROLES, MultiVectorEncoderConfig
@@ -82,21 +80,13 @@ def export_retrieval_encoder(retrieval: SparseModel | MultiVectorModel, output: 
         (nothing is left at `output` then); the model has no tokenizer; or sentence-transformers
         has no name for a part of it.
     """
-    check_new_folder(output)
     require_tokenizer(retrieval.model)
     retrieval = _with_written_lengths(retrieval)
-    try:
-        with atomic_path(output) as folder:
-            folder.mkdir(parents=True)
-            _write(retrieval, folder)
-            difference = max(
-                verify_export(retrieval.model, folder), _verify_vectors(retrieval, folder)
-            )
-            card = _model_card(retrieval, output.name, difference)
-            (folder / "README.md").write_text(card, "utf-8")
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    with new_folder(output) as folder:
+        _write(retrieval, folder)
+        difference = max(verify_export(retrieval.model, folder), _verify_vectors(retrieval, folder))
+        card = _model_card(retrieval, output.name, difference)
+        (folder / "README.md").write_text(card, "utf-8")
     return difference
 
 

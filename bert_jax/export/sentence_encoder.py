@@ -8,14 +8,12 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.export.export import TOLERANCE, log_onnx, verify_export, write_folder
+from bert_jax.export.export import TOLERANCE, log_onnx, new_folder, verify_export, write_folder
 from bert_jax.export.model_card import provenance_lines, run_sections
 from bert_jax.export.onnx.write import OnnxPrecision
 from bert_jax.interop.sentence_transformers import SentenceHead, write_sentence_head
-from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.models.families import format_of
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.params import paths
@@ -131,7 +129,6 @@ def export_sentence_encoder(
         (nothing is left at `output` then); the model has no tokenizer; or sentence-transformers
         has no name for a part of it.
     """
-    check_new_folder(output)
     require_tokenizer(sentence.model)
     # Hugging Face's BertModel has a pooler; without its tensors it would be initialized at random.
     parts = {
@@ -143,31 +140,26 @@ def export_sentence_encoder(
     }
     model = dataclasses.replace(sentence.model, params=parts, head=None)
     sentence = dataclasses.replace(sentence, model=model)
-    try:
-        with atomic_path(output) as folder:
-            folder.mkdir(parents=True)
-            write_folder(model, folder)
-            head = SentenceHead(sentence.config, paths.flatten(sentence.head_params))
-            size, length = model.config.hidden_size, model.config.max_length
-            write_sentence_head(folder, head, size, length)
-            if is_setfit_folder(Path(model.path)):
-                load_head(Path(model.path)).save(folder)
-            # Both: equal hidden states do not show that pooling, dense layers and prompts were
-            # written as they are.
-            difference = max(verify_export(model, folder), _verify_vectors(sentence, folder))
-            lines: list[str] = []
-            if onnx is not None:
-                shipped = dataclasses.replace(
-                    model,
-                    sentence_encoder=sentence.config,
-                    sentence_head=sentence.head_params,
-                )
-                lines = log_onnx(shipped, folder, onnx)
-            card = _model_card(sentence, output.name, difference, lines)
-            (folder / "README.md").write_text(card, "utf-8")
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    with new_folder(output) as folder:
+        write_folder(model, folder)
+        head = SentenceHead(sentence.config, paths.flatten(sentence.head_params))
+        size, length = model.config.hidden_size, model.config.max_length
+        write_sentence_head(folder, head, size, length)
+        if is_setfit_folder(Path(model.path)):
+            load_head(Path(model.path)).save(folder)
+        # Both: equal hidden states do not show that pooling, dense layers and prompts were
+        # written as they are.
+        difference = max(verify_export(model, folder), _verify_vectors(sentence, folder))
+        lines: list[str] = []
+        if onnx is not None:
+            shipped = dataclasses.replace(
+                model,
+                sentence_encoder=sentence.config,
+                sentence_head=sentence.head_params,
+            )
+            lines = log_onnx(shipped, folder, onnx)
+        card = _model_card(sentence, output.name, difference, lines)
+        (folder / "README.md").write_text(card, "utf-8")
     return difference
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
 
 from bert_jax.errors import UserError
+from bert_jax.export.export import new_folder
 from bert_jax.interop import huggingface
 from bert_jax.interop.seq2seq import write_seq2seq_folder
-from bert_jax.io.atomic_io import atomic_path, check_new_folder
 from bert_jax.io.json_io import format_json, read_json_object
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.params import paths
@@ -34,17 +33,11 @@ def export_seq2seq(model: LoadedSeq2Seq, output: Path) -> float:
       UserError: `output` is not empty, cannot be written, or is not the same model when read back
         (nothing is left at `output` then).
     """
-    check_new_folder(output)
-    try:
-        with atomic_path(output) as partial_folder:
-            partial_folder.mkdir(parents=True)
-            _write(model, partial_folder)
-            difference = _verify(model, partial_folder)
-            card = _model_card(model, output.name, difference)
-            (partial_folder / "README.md").write_text(card, "utf-8")
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    with new_folder(output) as partial_folder:
+        _write(model, partial_folder)
+        difference = _verify(model, partial_folder)
+        card = _model_card(model, output.name, difference)
+        (partial_folder / "README.md").write_text(card, "utf-8")
     return difference
 
 

@@ -79,7 +79,6 @@ def read_config(
         )
     try:
         config = family_format.read_config(
-            model_type,
             activations[act],
             lambda name, default: read_field(file, data, name, default),
         )

@@ -92,19 +92,24 @@ def make_folder(path: Path) -> None:
         raise cannot_write_error(path, error) from None
 
 
-def check_writable(path: Path, flag: str = "--output", *, is_folder: bool = False) -> None:
+def check_writable(
+    path: Path | str | None, flag: str = "--output", *, is_folder: bool = False
+) -> None:
     """Checks before long work that a file or folder can be written to `path`.
 
     Creates the parent folder and tries to write a temporary file in it.
 
     Args:
-      path: where to write.
+      path: where to write; None: nothing is written.
       flag: the flag that the user gave, which begins the message.
       is_folder: whether a folder is going to be written, not a file.
 
     Raises:
       UserError: it cannot be written.
     """
+    if path is None:
+        return
+    path = Path(path)
     try:
         if not is_folder and os.path.isdir(path):
             raise UserError(f"{flag} {path} is a folder; expected the name of a file")

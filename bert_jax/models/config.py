@@ -117,11 +117,6 @@ class TransformerConfig:
         return sum(self.layers_at_depth)
 
     @property
-    def num_distinct_layers(self) -> int:
-        """Returns how many layers have parameters of their own."""
-        return self.num_hidden_layers
-
-    @property
     def word_embedding_size(self) -> int:
         """Returns E, the width of the token embeddings, which is D unless they are factorized."""
         return self.hidden_size
@@ -168,13 +163,6 @@ class TransformerConfig:
     def attended_keys(self, seq_length: int) -> tuple[float, ...]:
         """Returns for each applied layer to how many keys a query attends, on average."""
         return (seq_length,) * self.num_applied_layers
-
-    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns for each applied layer how many scores are computed for a query, on average.
-
-        More than `attended_keys` in layers that compute attention in blocks and mask some keys.
-        """
-        return self.attended_keys(seq_length)
 
     @property
     def masked_lm_activation(self) -> Activation:

@@ -141,9 +141,7 @@ class HuggingFaceFormat:
         some of them.
       fixed_fields: fields of config.json that must be absent or have this value, or one of
         `SupportedValues`.
-      read_config: makes the config from `model_type`, the activation and a function that reads
-        numbers.
-      model_type: the `model_type` of a config.
+      read_config: makes the config from the activation and a function that reads other fields.
       config_fields: the fields of config.json that other families do not have, or have otherwise.
       names: returns the table of tensor names for a config and a task head or None.
       field_names: Hugging Face's name of a field of `TransformerConfig` where it is another one,
@@ -159,8 +157,7 @@ class HuggingFaceFormat:
 
     class_prefixes: Mapping[str, str]
     heads: Mapping[str, tuple[str, ...]]
-    read_config: Callable[[str, Activation, ReadField], EncoderConfig]
-    model_type: Callable[[Any], str]
+    read_config: Callable[[Activation, ReadField], EncoderConfig]
     config_fields: Callable[[Any], dict[str, Any]]
     names: Callable[[Any, TaskHead | None], NameTable]
     canonical: Callable[[str], str]
@@ -171,6 +168,10 @@ class HuggingFaceFormat:
     default_activation: str = "gelu"
     refused_model_types: Mapping[str, str] = field(default_factory=dict)
     missing_task_classes: tuple[str, ...] = ()
+
+    def model_type(self, config: Any) -> str:
+        """Returns the `model_type` of a config, a field of those that have several."""
+        return getattr(config, "model_type", next(iter(self.class_prefixes)))
 
     def field_name(self, name: str) -> str | None:
         """Returns Hugging Face's name of a field of `TransformerConfig`; None if it has none."""

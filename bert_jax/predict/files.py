@@ -1,7 +1,6 @@
 """Reads the inputs of a `Predictor` from files; labels in the files are ignored."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
 
 from bert_jax.config.labeled_data import Columns, Conll, Squad, Swag
 from bert_jax.data.finetuning.example import QuestionExample
@@ -22,7 +21,6 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.tasks.base import AnyTaskKind, FileFormat, ModelInput
 from bert_jax.text.files import read_documents
 
-FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 CONLL_SUFFIXES = (".conll", ".iob", ".iob2", ".bio")
 
 _SPLIT = "test"

@@ -15,7 +15,6 @@ from jax.experimental import multihost_utils
 
 EXIT_DONE = 0
 EXIT_USER_ERROR = 1
-EXIT_USAGE = 2
 # EX_SOFTWARE of sysexits.h: a step, save or evaluation hung (`watchdog.py`). It was not saved; the
 # same command resumes from the newest checkpoint.
 EXIT_HUNG = 70

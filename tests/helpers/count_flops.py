@@ -16,7 +16,11 @@ from bert_jax.apps.plan.inputs import Inputs
 from bert_jax.config.objectives import ObjectiveConfig, ReplacedTokens, Seq2Seq
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.errors import UserError
-from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.layers.config import ComputeConfig, block_shape
+from bert_jax.models.longformer.config import LongformerConfig
+from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.models.ultrabert.config import UltraBertConfig
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.flops import step_flops
 from bert_jax.train.tuning.freezing import mask_frozen, unmask_frozen
@@ -48,6 +52,28 @@ def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
     return counted
 
 
+def scored_keys(model: EncoderConfig, length: int) -> tuple[float, ...]:
+    """Returns how many scores each applied layer computes for a query, on average.
+
+    Local attention is computed in blocks, whose windows have more keys than a query attends to.
+    """
+
+    def window_size(radius: int) -> int:
+        block, margin = block_shape(length, radius)
+        return block + 2 * margin
+
+    match model:
+        case LongformerConfig():
+            return tuple(window_size(window // 2) for window in model.attention_window)
+        case ModernBertConfig() | UltraBertConfig():
+            local = window_size(model.radius)
+            return tuple(
+                length if kind == "full_attention" else local for kind in model.layer_types
+            )
+        case _:
+            return model.attended_keys(length)
+
+
 def _masked_key_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
     """Returns the FLOPs of the products with masked keys, in the forward and backward pass."""
     if isinstance(config, Seq2Seq):  # causal attention counts in full: see `forward_flops`
@@ -62,7 +88,7 @@ def _masked_key_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
         passes
         * 4
         * model.hidden_size
-        * (sum(model.scored_keys(length)) - sum(model.attended_keys(length)))
+        * (sum(scored_keys(model, length)) - sum(model.attended_keys(length)))
         for model, passes in networks
     )
     return inputs.num_sequences * length * flops_per_token

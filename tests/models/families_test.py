@@ -96,7 +96,7 @@ _NAMES = NameTable("toy", [
 ], [], separator=".")
 
 
-def _read(model_type, activation, read):
+def _read(activation, read):
     positions = LearnedPositions(max_position_embeddings=read("max_position_embeddings", None))
     return ToyConfig(
         positions=positions, hidden_act=activation, **read_transformer_fields(read)
@@ -107,7 +107,6 @@ HUGGING_FACE = HuggingFaceFormat(
     class_prefixes={"toy": "Toy"},
     heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
     read_config=_read,
-    model_type=lambda config: "toy",
     config_fields=lambda config: {},
     names=lambda config, head: _NAMES,
     canonical=lambda name: name,

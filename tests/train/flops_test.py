@@ -80,14 +80,17 @@ def test_formulas_of_families_match_program(model):
     fields = objective.batch_fields()
     inputs = Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
     counted = count_flops.check_formula(config, inputs)
-    keys = sum(model.scored_keys(length)) - sum(model.attended_keys(length))
+    keys = sum(count_flops.scored_keys(model, length)) - sum(model.attended_keys(length))
     masked = 3 * 2048 * length * 4 * model.hidden_size * keys
     assert counted - masked == pytest.approx(count_flops.step_flops(config, phase), rel=5e-4)
     params = paths.flatten(objective.abstract())
     layer_kernel = re.compile(r"encoder/(layers|groups)/.*/kernel")
     kernels = [leaf.size for path, leaf in params.items() if layer_kernel.match(path)]
     global_kernels = [leaf.size for path, leaf in params.items() if "_global/kernel" in path]
-    expected = model.num_distinct_layers * model.kernel_params_per_layer
+    num_layers = model.num_hidden_layers
+    if isinstance(model, AlbertConfig):  # all others have parameters of their own in each layer
+        num_layers = model.num_hidden_groups * model.inner_group_num
+    expected = num_layers * model.kernel_params_per_layer
     assert sum(kernels) - sum(global_kernels) == expected
 
 
@@ -111,9 +114,13 @@ def test_formula_of_encoder_decoders_matches_program(model):
     counted = count_flops.check_formula(config, inputs)
     assert counted == pytest.approx(count_flops.step_flops(config, phase), rel=5e-4)
     params = paths.flatten(objective.abstract())
+    width = model.hidden_size
+    attention = 4 * width * model.attention_width
+    feed_forward = model.num_feed_forward_kernels * width * model.intermediate_size
+    global_tokens = 3 * width**2 if isinstance(model, LedConfig) else 0
     for stack, expected in (
-        ("encoder", model.encoder_kernel_params),
-        ("decoder", model.decoder_kernel_params),
+        ("encoder", model.num_encoder_layers * (attention + feed_forward + global_tokens)),
+        ("decoder", model.num_decoder_layers * (2 * attention + feed_forward)),
     ):
         kernels = [
             leaf.size

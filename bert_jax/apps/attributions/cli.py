@@ -55,8 +55,7 @@ def run(args: Arguments) -> None:
     from bert_jax.pretrained.load import load_model, require_encoder, require_single_task
     from bert_jax.report.output_folder import write_results
 
-    if args.output is not None:
-        check_writable(Path(args.output), is_folder=True)
+    check_writable(args.output, is_folder=True)
     model = require_encoder(load_model(args.model, args.task), "attribute its predictions")
     require_single_task(model)
     attribute = Attributor(model, method=args.method, baseline=args.baseline, steps=args.steps)

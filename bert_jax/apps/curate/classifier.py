@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.apps.curate.corpus import hash_text
 from bert_jax.apps.curate.signals import TextView
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.errors import UserError, check_range
@@ -158,9 +159,7 @@ class _TokenKeys(dict[str, int]):
     def __missing__(self, token: str) -> int:
         if len(self) >= _MAX_CACHED_TOKENS:
             self.clear()
-        data = token.lower().encode("utf-8", "surrogatepass")
-        key = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        self[token] = key
+        self[token] = key = hash_text(token.lower())
         return key
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -320,19 +320,6 @@ class Corpus:
         return decisions
 
 
-class CorpusStep(Protocol):
-    """Defines what a config dataclass needs to be a step of `CurationConfig.steps`."""
-
-    def decide(self, corpus: Corpus, workers: Workers) -> None:
-        """Writes the decisions about each work unit with `corpus.write_decisions`.
-
-        The decisions depend on the documents and on their order only, not on the number of workers
-        or on the time at which a task ends. Memory is bounded: results about all documents are in
-        files, not in dicts.
-        """
-        ...
-
-
 def document_number(unit: int, index: int) -> int:
     """Returns the number of a document in the corpus, 64 bits, ascending in the order of input."""
     return unit << 32 | index
@@ -365,9 +352,12 @@ def digest(text: str) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def hash_of_id(document_id: str) -> int:
-    """Returns BLAKE2b of an id, 64 bits: an order of documents that the input does not have."""
-    data = document_id.encode("utf-8", "surrogatepass")
+def hash_text(text: str) -> int:
+    """Returns BLAKE2b of a text, 64 bits.
+
+    The hashes of ids are an order of documents that the input does not have.
+    """
+    data = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 

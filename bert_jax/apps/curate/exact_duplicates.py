@@ -11,7 +11,6 @@ depend on the order of the input: the one whose id has the smallest hash, in the
 first. It is kept once there. The rules for documents are checked again for what remains.
 """
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from bert_jax.apps.curate.corpus import (
     Document,
     document_number,
     documents_of_unit,
-    hash_of_id,
+    hash_text,
     index_of_document,
 )
 from bert_jax.apps.curate.workers import Workers
@@ -232,7 +231,7 @@ def line_parts(text: str) -> Iterator[tuple[int, range]]:
     """Yields (key, numbers) of the lines; lines are equal but for case and spaces at both ends."""
     for number, line in enumerate(text.split("\n")):
         if stripped := line.strip().lower():
-            yield _hash(stripped), range(number, number + 1)
+            yield hash_text(stripped), range(number, number + 1)
 
 
 def paragraph_parts(text: str) -> Iterator[tuple[int, range]]:
@@ -241,7 +240,7 @@ def paragraph_parts(text: str) -> Iterator[tuple[int, range]]:
     begin = 0
     for end in [*(i for i, line in enumerate(lines) if not line), len(lines)]:
         if begin < end:
-            yield _hash(" ".join(lines[begin:end])), range(begin, end)
+            yield hash_text(" ".join(lines[begin:end])), range(begin, end)
         begin = end + 1
 
 
@@ -306,7 +305,7 @@ def _write_line_keys(path: Path, corpus: Corpus, unit: int, config: RepeatedLine
 
 
 def _rank(priority: int, document_id: str) -> int:
-    return priority << _RANK_BITS | hash_of_id(document_id) >> (64 - _RANK_BITS)
+    return priority << _RANK_BITS | hash_text(document_id) >> (64 - _RANK_BITS)
 
 
 def _write_removed(path: Path, keys: list[Path], first: int, last: int) -> None:
@@ -339,8 +338,3 @@ def _write_decisions(
             seen.add(key)
         decisions[document.index] = corpus.edit(document, lines, config.REASON)
     corpus.write_decisions(unit, decisions)
-
-
-def _hash(text: str) -> int:
-    data = text.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

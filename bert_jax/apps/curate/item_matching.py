@@ -14,7 +14,6 @@ N-grams that many documents contain are ignored: they are phrases, not quotation
 Paraphrases and translations are not found, as by any rule of n-grams (Yang et al. 2023).
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -127,14 +126,6 @@ class ContaminationIndex:
             is_first[1:] = (np.diff(numbers) != 0) | (np.diff(texts) != 0)
             pairs.append((numbers[is_first], texts[is_first]))
         return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns a hash of the items, the same in all processes."""
-        content = hashlib.sha256()
-        for item in self.items:
-            content.update(repr(item).encode("utf-8", "backslashreplace"))
-        return content.hexdigest()
 
     def find_ngrams(self, words: Words) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Returns n -> (positions, numbers of the n-grams that occur there)."""

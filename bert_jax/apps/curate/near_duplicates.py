@@ -12,7 +12,6 @@ sorted, are, in this order: band keys of each work unit; pairs with an equal key
 the documents in pairs; similar pairs; twins.
 """
 
-import hashlib
 import re
 import unicodedata
 from collections import OrderedDict
@@ -29,7 +28,7 @@ from bert_jax.apps.curate.corpus import (
     Document,
     document_number,
     documents_of_unit,
-    hash_of_id,
+    hash_text,
     index_of_document,
 )
 from bert_jax.apps.curate.exact_duplicates import (
@@ -43,6 +42,7 @@ from bert_jax.apps.curate.exact_duplicates import (
     write_twin_decisions,
 )
 from bert_jax.apps.curate.workers import Workers
+from bert_jax.data.pretraining.rng import splitmix64_array
 from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.io.atomic_io import atomic_path
 from bert_jax.text.cleaning import UNSPACED_SCRIPTS
@@ -59,9 +59,7 @@ class WordHashes(dict[str, int]):
     """Hashes words to 64 bits, and remembers frequent words because hashing is slow in Python."""
 
     def __missing__(self, word: str) -> int:
-        data = word.encode("utf-8", "surrogatepass")
-        value = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        self[word] = value
+        self[word] = value = hash_text(word)
         return value
 
     def hash_words(self, text: str) -> np.ndarray:
@@ -93,7 +91,7 @@ def shingle_hashes(words: np.ndarray, n: int) -> np.ndarray:
     total = np.zeros(count, _UINT64)
     for i, factor in enumerate(_odd_constants(n, seed=1)):
         total += words[i : i + count] * factor
-    return _mix(total)
+    return splitmix64_array(total)
 
 
 def shingle_set(words: np.ndarray, n: int) -> np.ndarray:
@@ -117,7 +115,7 @@ def band_keys(shingles: np.ndarray, bands: int, rows: int) -> np.ndarray:
     keys = np.arange(bands, dtype=_UINT64)
     row_factors = _odd_constants(rows, seed=3)
     for row, values in enumerate(minima.reshape(bands, rows).astype(_UINT64).T):
-        keys = _mix(keys + (values + _UINT64(1)) * row_factors[row])
+        keys = splitmix64_array(keys + (values + _UINT64(1)) * row_factors[row])
     return keys
 
 
@@ -136,24 +134,12 @@ def jaccard(first: np.ndarray, second: np.ndarray, at_least: float = 0.0) -> flo
     return common / (len(small) + len(large) - common)
 
 
-def candidate_probability(similarity: float, bands: int, rows: int) -> float:
-    """Returns the probability that two texts of this similarity have an equal band key."""
-    return 1 - (1 - similarity**rows) ** bands
-
-
 # Products with odd constants are enough for MinHash, because each shingle hash is already random; a
 # test compares the recall with the formula.
 def _odd_constants(count: int, seed: int) -> np.ndarray:
     """Returns `count` odd constants, uint64, the first outputs of SplitMix64 for a seed."""
     steps = np.arange(1, count + 1, dtype=_UINT64) * _UINT64(0x9E3779B97F4A7C15)
-    return _mix(steps + _UINT64(seed << 32)) | _UINT64(1)
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """Applies the finalizer of SplitMix64 (Steele et al. 2014), a permutation of 64 bits."""
-    values = (values ^ (values >> _UINT64(30))) * _UINT64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> _UINT64(27))) * _UINT64(0x94D049BB133111EB)
-    return values ^ (values >> _UINT64(31))
+    return splitmix64_array(steps + _UINT64(seed << 32)) | _UINT64(1)
 
 
 MAX_OPEN_FILES = 128
@@ -294,7 +280,7 @@ def _write_bands(path: Path, corpus: Corpus, unit: int, config: NearDuplicates) 
             rows = np.empty(config.bands, _BAND)
             rows["key"] = band_keys(shingles, config.bands, config.rows)
             rows["rank"] = _rank(corpus.priorities[unit], document)
-            rows["id_hash"] = hash_of_id(document.id)
+            rows["id_hash"] = hash_text(document.id)
             rows["document"] = document_number(unit, document.index)
             yield rows
 

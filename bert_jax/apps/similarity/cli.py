@@ -66,8 +66,7 @@ def run(args: Arguments) -> None:
     from bert_jax.pretrained.load import load_encoder
     from bert_jax.report.output_folder import write_results
 
-    if args.output is not None:
-        check_writable(Path(args.output), is_folder=True)
+    check_writable(args.output, is_folder=True)
     model, *others = [load_encoder(path) for path in args.models]
     others = others or [model]
     with tqdm(desc="comparing", unit=" texts", disable=None) as bar:

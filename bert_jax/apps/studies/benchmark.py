@@ -357,17 +357,6 @@ def _median(values: Mapping[int, float]) -> float | None:
 
 
 _COLUMNS = ("task", "split", "metric", "runs", "median", "mean", "std", "best", "95 % interval")
-_DISPLAY_NAMES = {
-    "cola": "CoLA",
-    "sst2": "SST-2",
-    "mrpc": "MRPC",
-    "stsb": "STS-B",
-    "qqp": "QQP",
-    "mnli": "MNLI",
-    "qnli": "QNLI",
-    "rte": "RTE",
-    "wnli": "WNLI",
-}
 
 
 def write_table(folder: Path, results: dict[str, Any]) -> ResultTable:
@@ -383,7 +372,7 @@ def write_table(folder: Path, results: dict[str, Any]) -> ResultTable:
                 low, high = summary["confidence_interval"]
                 numbers = [summary[statistic] for statistic in ("median", "mean", "std", "best")]
                 row = [
-                    _DISPLAY_NAMES[name],
+                    GLUE_TASKS[name].folder_names[0],
                     split,
                     metric,
                     str(summary["runs"]),
@@ -426,12 +415,13 @@ def _notes(results: dict[str, Any]) -> list[str]:
             "settings; results.json has the medians of all settings."
         )
     notes += [
-        f"{_DISPLAY_NAMES[name]} was skipped: {reason}."
+        f"{GLUE_TASKS[name].folder_names[0]} was skipped: {reason}."
         for name, reason in results["skipped"].items()
     ]
     notes += [
-        f"{_DISPLAY_NAMES[name]} {split}, {task['best_metric']} of the run with the median result, "
-        f"by what the pretraining corpus contains: {format_groups(groups, task['best_metric'])}."
+        f"{GLUE_TASKS[name].folder_names[0]} {split}, {task['best_metric']} of the run with the "
+        "median result, by what the pretraining corpus contains: "
+        f"{format_groups(groups, task['best_metric'])}."
         for name, task in results["tasks"].items()
         for split, groups in task.get("by_contamination", {}).items()
     ]

@@ -61,7 +61,7 @@ def run(args: Arguments) -> int:
     if args.dry_run:
         print("\n".join(list_checks(Target.of_this_machine())))
         return 0
-    check_writable(Path(args.output), is_folder=True)
+    check_writable(args.output, is_folder=True)
 
     def print_result(result: Result) -> None:
         if jax.process_index() == 0:

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.sources import TextFiles
@@ -18,19 +17,6 @@ from bert_jax.text.cleaning import clean_text
 from bert_jax.text.sentences import split_sentences
 
 _WORD = re.compile(r"(?:[^\W_]|[\u0300-\u036f])+")
-
-
-class WordSpan(NamedTuple):
-    """Holds a word of a text, in lower case, and its characters [start, end)."""
-
-    word: str
-    start: int
-    end: int
-
-
-def word_spans(text: str) -> list[WordSpan]:
-    """Returns the words of a text with their positions in it."""
-    return [WordSpan(m[0].lower(), m.start(), m.end()) for m in _WORD.finditer(text)]
 
 
 def split_words(text: str) -> list[str]:

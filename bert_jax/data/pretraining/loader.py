@@ -55,7 +55,6 @@ class PretrainingLoader:
         vocab_arrays: VocabArrays | None = None,
         removed: np.ndarray | None = None,
     ) -> None:
-        self._corpus = corpus
         self.batch_builder = BatchBuilder(
             corpus,
             vocab_arrays or VocabArrays.from_tokenizer(corpus.tokenizer()),
@@ -93,11 +92,6 @@ class PretrainingLoader:
         """Returns the global examples of the batch that begins at `position`."""
         refs, _ = self.batch_builder.plan_batch(position)
         return range(position, position + len(refs.example_indices))
-
-    def example_documents(self, position: int) -> list[int]:
-        """Returns the documents, numbered over the corpus, of the batch at `position`."""
-        refs, _ = self.batch_builder.plan_batch(position)
-        return refs.document_indices.tolist()
 
     def close(self) -> None:
         """Stops the background work."""

@@ -80,8 +80,4 @@ def _merge(method: IA3, path: str, leaves: Leaves, base: Leaves) -> dict[str, An
     return {**merged, "bias": base["bias"] * scale} if "bias" in base else merged
 
 
-def _unmerge(method: IA3, path: str, leaves: Leaves, merged: Leaves) -> dict[str, Any]:
-    return _merge(method, path, {"ia3": 1.0 / leaves["ia3"]}, merged)
-
-
-IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge, _unmerge)
+IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge)

@@ -102,19 +102,6 @@ def _merge(method: LoRA, path: str, adapter: Leaves, base: Leaves) -> dict[str, 
     return {**base, "kernel": kernel}
 
 
-def _unmerge(method: LoRA, path: str, adapter: Leaves, merged: Leaves) -> dict[str, Any]:
-    if "magnitude" in adapter:
-        raise ConfigError(
-            f"DoRA cannot be unmerged from {path}: the norms of the columns of the base are not "
-            "part of the merged kernel; load the base instead"
-        )
-    opposite = {**adapter}
-    for name in ("lora_b", "lora_embedding_b"):
-        if name in adapter:
-            opposite[name] = -adapter[name]
-    return _merge(method, path, opposite, merged)
-
-
 class LoRALinear(nnx.Module):
     """Adds the scaled low-rank product to a dense layer; see `LoRA` and `DoRA`.
 
@@ -259,4 +246,4 @@ def _column_norms(kernel: Any) -> Any:
     return jnp.sqrt(jnp.matmul(ones, jnp.square(kernel), precision=jax.lax.Precision.HIGHEST))
 
 
-IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge, _unmerge, _from_base)
+IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge, _from_base)

@@ -49,7 +49,6 @@ class Implementation(NamedTuple):
         ConfigError if the method is not implemented for this kind of encoder.
       merge: (method, path of a module, its adapter's parameters, the base's) -> parameters
         of a base that computes the same; None if there is no such base.
-      unmerge: the inverse of `merge` in the last argument.
       from_base: (method, parameters of one module, the base's) -> parameters with what
         follows from the values of the base.
       prepare: (parameters by module, modules of the base) -> the parameters that `install` needs,
@@ -60,7 +59,6 @@ class Implementation(NamedTuple):
     init: Callable[[Any, Mapping[str, tuple[int, ...]], jax.Array], dict[str, jax.Array]]
     install: Callable[[Any, Any, Modules], None]
     merge: Callable[[Any, str, Leaves, Leaves], dict[str, Any]] | None = None
-    unmerge: Callable[[Any, str, Leaves, Leaves], dict[str, Any]] | None = None
     from_base: Callable[[Any, Leaves, Leaves], dict[str, Any]] = keep_adapter
     prepare: Callable[[Modules, Modules], Modules] = keep_modules
 

@@ -7,7 +7,7 @@ model code knows about adapters.
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -136,32 +136,15 @@ def merge_adapter(method: Adapter, params: Params) -> Params:
     Raises:
       ConfigError: there are no such parameters, because the adapter computes something else.
     """
-    return _change_base(method, params, implementation(method).merge)
-
-
-def unmerge_adapter(method: Adapter, params: Params) -> Params:
-    """Returns the parameters of the base alone, from a merged model and the adapter.
-
-    Args:
-      params: the merged parameters, and the adapter's under "adapter".
-
-    Raises:
-      ConfigError: the adapter cannot be merged, or is DoRA.
-    """
-    return _change_base(method, params, implementation(method).unmerge)
-
-
-def _change_base(
-    method: Adapter, params: Params, change: Callable[..., dict[str, Any]] | None
-) -> Params:
-    if change is None:
+    merge = implementation(method).merge
+    if merge is None:
         raise ConfigError(
             f"the adapter is {type(method).__name__}, which cannot be merged into a model; LoRA, "
             "DoRA and IA3 can"
         )
     modules = group_by_module({name: tree for name, tree in params.items() if name != ADAPTER})
     for path, leaves in group_adapter(params[ADAPTER]).items():
-        modules[path] = change(method, path, leaves, modules[path])
+        modules[path] = merge(method, path, leaves, modules[path])
     merged = {f"{path}/{name}": leaf for path, m in modules.items() for name, leaf in m.items()}
     return paths.unflatten(merged)
 

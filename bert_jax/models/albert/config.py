@@ -100,11 +100,6 @@ class AlbertConfig(TransformerConfig):
         """Returns how many layers the applications of each group consist of."""
         return tuple(count * self.inner_group_num for count in self.group_applications())
 
-    @property
-    def num_distinct_layers(self) -> int:
-        """Returns how many layers have parameters of their own."""
-        return self.num_hidden_groups * self.inner_group_num
-
     def group_applications(self) -> list[int]:
         """Returns how many times each group is applied; the sum is `num_hidden_layers`."""
         # Hugging Face's expression, in floating point, for numbers that do not divide evenly.

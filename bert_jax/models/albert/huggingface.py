@@ -59,8 +59,7 @@ _NAMES = [
 TABLES = tying_tables("Hugging Face ALBERT", "albert", _NAMES, _MASKED_LM)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> AlbertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> AlbertConfig:
     # A field that is absent has the default of Hugging Face's class.
     return AlbertConfig(
         positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 512)),
@@ -90,7 +89,6 @@ HUGGING_FACE = HuggingFaceFormat(
     fixed_fields=FIXED_FIELDS,
     default_activation="gelu_new",
     read_config=_read_config,
-    model_type=lambda config: "albert",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="albert"),

@@ -30,8 +30,7 @@ _NAMES = [
 TABLES = tying_tables("Hugging Face BERT", "bert", _NAMES, _MASKED_LM)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> BertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> BertConfig:
     return BertConfig(
         positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", None)),
         hidden_act=activation,
@@ -58,7 +57,6 @@ HUGGING_FACE = HuggingFaceFormat(
     },
     fixed_fields={**FIXED_FIELDS, "embedding_size": None},
     read_config=_read_config,
-    model_type=lambda config: "bert",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="bert"),

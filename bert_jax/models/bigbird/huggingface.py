@@ -42,8 +42,7 @@ _NAMES = [
 TABLES = tying_tables("Hugging Face BigBird", "bert", _NAMES, _MASKED_LM)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> BigBirdConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> BigBirdConfig:
     return BigBirdConfig(
         positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 4096)),
         hidden_act=activation,
@@ -91,7 +90,6 @@ HUGGING_FACE = HuggingFaceFormat(
         "rescale_embeddings": False,
     },
     read_config=_read_config,
-    model_type=lambda config: "big_bird",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="bert"),

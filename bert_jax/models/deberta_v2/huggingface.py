@@ -102,8 +102,7 @@ def _canonical(name: str) -> str:
     return name if name.startswith("pooler.") else canonical_name(name, "deberta")
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> DebertaV2Config:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> DebertaV2Config:
     max_position_embeddings = read("max_position_embeddings", 512)
     max_relative_positions = read("max_relative_positions", -1)
     return DebertaV2Config(
@@ -141,7 +140,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": ("replaced_token",), "ForMaskedLM": ("masked_lm", "replaced_token")},
     fixed_fields=FIXED,
     read_config=_read_config,
-    model_type=lambda config: "deberta-v2",
     config_fields=_config_fields,
     names=names,
     canonical=_canonical,

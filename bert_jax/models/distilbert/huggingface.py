@@ -82,8 +82,7 @@ def names(config: DistilBertConfig, head: TaskHead | None) -> NameTable:
     return _tables(token_classifier=head is not None and head.scope == "tokens").names(config)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> DistilBertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> DistilBertConfig:
     # `sinusoidal_pos_embds` is not read: it initializes the position table, which the file has.
     return DistilBertConfig(
         positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 512)),
@@ -97,7 +96,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
     fixed_fields=FIXED_FIELDS,
     read_config=_read_config,
-    model_type=lambda config: "distilbert",
     config_fields=lambda config: {},
     field_names=_FIELD_NAMES,
     names=names,

@@ -63,8 +63,7 @@ def names(config: ElectraConfig, head: TaskHead | None) -> NameTable:
     return _tables(multiple_choice=head is not None and head.scope == "choices").names(config)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> ElectraConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> ElectraConfig:
     return ElectraConfig(
         embedding_size=read("embedding_size", None),
         positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 512)),
@@ -83,7 +82,6 @@ HUGGING_FACE = HuggingFaceFormat(
         "summary_activation": "gelu",
     },
     read_config=_read_config,
-    model_type=lambda config: "electra",
     config_fields=lambda config: {"embedding_size": config.embedding_size},
     names=names,
     canonical=functools.partial(canonical_name, prefix="electra"),

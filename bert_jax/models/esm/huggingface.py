@@ -60,8 +60,7 @@ TABLES = tying_tables(
 _FIELD_NAMES: dict[str, str | None] = {"hidden_act": None, "type_vocab_size": None}
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> EsmConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> EsmConfig:
     return EsmConfig(
         **read_transformer_fields(read, _FIELD_NAMES),
         hidden_act=activation,
@@ -104,7 +103,6 @@ HUGGING_FACE = HuggingFaceFormat(
         "is_folding_model": False,
     },
     read_config=_read_config,
-    model_type=lambda config: "esm",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=_canonical,

@@ -91,8 +91,7 @@ _FIELD_NAMES: dict[str, str | None] = {
 _POOLINGS: dict[str, Pooling] = {"bos": "first_token", "mean": "mean", "late": "late"}
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> EuroBertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> EuroBertConfig:
     fields = read_transformer_fields(
         read,
         _FIELD_NAMES,
@@ -158,7 +157,6 @@ HUGGING_FACE = HuggingFaceFormat(
         "rope_scaling": None,
     },
     read_config=_read_config,
-    model_type=lambda config: "eurobert",
     config_fields=_config_fields,
     names=names,
     canonical=_canonical,

@@ -45,8 +45,7 @@ _OLD_NAMES = {
 }
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> GteConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> GteConfig:
     fields = read_transformer_fields(
         read,
         vocab_size=250048,
@@ -69,7 +68,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
     fixed_fields={"rope_scaling": None},
     read_config=_read_config,
-    model_type=lambda config: "gte",
     config_fields=lambda config: rope_fields(config.positions.rope_theta),
     names=TABLES.names,
     canonical=lambda name: rename(name, "gte", _BARE_NAMES, _OLD_NAMES),

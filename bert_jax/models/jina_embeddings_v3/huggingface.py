@@ -52,10 +52,7 @@ _OLD_NAMES = {
 }
 
 
-def _read_config(
-    model_type: str, activation: Activation, read: ReadField
-) -> JinaEmbeddingsV3Config:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> JinaEmbeddingsV3Config:
     fields = read_transformer_fields(
         read,
         vocab_size=250002,
@@ -78,7 +75,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": ("pooler",), "ForMaskedLM": ("masked_lm",)},
     fixed_fields={**FIXED_FIELDS, "rope_scaling": None},
     read_config=_read_config,
-    model_type=lambda config: "jina_embeddings_v3",
     config_fields=lambda config: rope_fields(config.positions.rope_theta),
     names=TABLES.names,
     canonical=lambda name: rename(name, "roberta", _BARE_NAMES, _OLD_NAMES),

@@ -191,9 +191,3 @@ def block_shape(length: int, radius: int) -> tuple[int, int]:
     margin = -(-radius // half_tile) * half_tile
     block = max(_LANES, margin)
     return (length, 0) if length <= block + 2 * margin else (block, margin)
-
-
-def window_size(length: int, radius: int) -> int:
-    """Returns for how many keys local attention computes the scores of a query, masked or not."""
-    block, margin = block_shape(length, radius)
-    return block + 2 * margin

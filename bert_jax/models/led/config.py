@@ -45,11 +45,6 @@ class LedConfig(BartConfig):
         """Returns the largest number of tokens of a target."""
         return self.max_decoder_position_embeddings
 
-    @property
-    def encoder_kernel_params(self) -> int:
-        """Counts the parameters of all kernels of the encoder, those of global tokens too."""
-        return super().encoder_kernel_params + self.num_encoder_layers * 3 * self.hidden_size**2
-
     def encoder_attention_products(self, length: int) -> float:
         """Returns the multiply-adds of scores and contexts, and of the global keys and values.
 

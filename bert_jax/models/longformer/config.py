@@ -17,7 +17,6 @@ from bert_jax.models.layers.config import (
     GlobalFirstToken,
     GlobalTokens,
     PaddingOffsetPositions,
-    window_size,
 )
 
 LongformerSize = Literal["base", "large"]
@@ -115,10 +114,6 @@ class LongformerConfig(TransformerConfig):
         a sixth of the FLOPs: the global keys and values of all tokens, 4 D x D for each layer.
         """
         return tuple(min(window + 1, seq_length) for window in self.attention_window)
-
-    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of scores for a query in each layer: a block's window."""
-        return tuple(window_size(seq_length, window // 2) for window in self.attention_window)
 
 
 def check_attention_window(windows: tuple[int, ...], num_layers: int, longest: int) -> None:

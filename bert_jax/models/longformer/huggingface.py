@@ -39,8 +39,7 @@ _NAMES = [
 TABLES = tying_tables("Hugging Face Longformer", "longformer", _NAMES, _MASKED_LM)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> LongformerConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> LongformerConfig:
     # A field that is absent has the default of Hugging Face's class, which is not always the value
     # of the published models.
     fields = read_transformer_fields(read)
@@ -80,7 +79,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": ("pooler",), "ForMaskedLM": ("pooler", "masked_lm")},
     fixed_fields=FIXED_FIELDS,
     read_config=_read_config,
-    model_type=lambda config: "longformer",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="longformer"),

@@ -17,7 +17,6 @@ from bert_jax.models.layers.config import (
     NoPositions,
     Norm,
     check_dropout,
-    window_size,
 )
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -150,10 +149,6 @@ class ModernBertConfig(TransformerConfig):
     def attended_keys(self, seq_length: int) -> tuple[float, ...]:
         """Returns the number of keys of each layer: all tokens, or the window's."""
         return self._keys(seq_length, min(seq_length, 2 * self.radius + 1))
-
-    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of scores for a query: a block's window in local layers."""
-        return self._keys(seq_length, window_size(seq_length, self.radius))
 
     def _keys(self, full: int, local: int) -> tuple[float, ...]:
         return tuple(full if kind == "full_attention" else local for kind in self.layer_types)

@@ -96,8 +96,7 @@ _FIELD_NAMES: dict[str, str | None] = {
 _POOLINGS: dict[str, Pooling] = {"cls": "first_token", "mean": "mean"}
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> ModernBertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> ModernBertConfig:
     return ModernBertConfig(**read_fields(activation, read))
 
 
@@ -222,7 +221,6 @@ HUGGING_FACE = HuggingFaceFormat(
         "classifier_activation": "gelu",
     },
     read_config=_read_config,
-    model_type=lambda config: "modernbert",
     config_fields=config_fields,
     field_names=_FIELD_NAMES,
     names=_names,

@@ -60,10 +60,7 @@ def _names(config: ModernBertDecoderConfig, head: TaskHead | None) -> NameTable:
     return _table(config.tie_word_embeddings)
 
 
-def _read_config(
-    model_type: str, activation: Activation, read: ReadField
-) -> ModernBertDecoderConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> ModernBertDecoderConfig:
     fields = modernbert.read_fields(activation, read)
     del fields["classifier_pooling"]  # heads on a whole sequence are ModernBERT's
     return ModernBertDecoderConfig(**fields)
@@ -80,7 +77,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": (), "ForCausalLM": ("prediction_head", "masked_lm")},
     fixed_fields=modernbert.HUGGING_FACE.fixed_fields,
     read_config=_read_config,
-    model_type=lambda config: "modernbert-decoder",
     config_fields=_config_fields,
     field_names=modernbert.HUGGING_FACE.field_names,
     names=_names,

@@ -49,8 +49,7 @@ _NAMES = [
 TABLES = tying_tables("Hugging Face MPNet", "mpnet", _NAMES, _MASKED_LM)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> MPNetConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> MPNetConfig:
     # A field that is absent has the default of Hugging Face's class, which is not always the value
     # of the published model.
     return MPNetConfig(
@@ -71,7 +70,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": ("pooler",), "ForMaskedLM": ("pooler", "masked_lm")},
     fixed_fields=FIXED_FIELDS | _BUCKETS,
     read_config=_read_config,
-    model_type=lambda config: "mpnet",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="mpnet"),

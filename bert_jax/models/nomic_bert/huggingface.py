@@ -52,8 +52,7 @@ _OLD_NAMES = {
 }
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> NomicBertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> NomicBertConfig:
     length = read("max_position_embeddings", read("max_trained_positions", 2048))
     theta = read_rope_theta(read, read("rotary_emb_base", 1000.0))
     fields = read_transformer_fields(
@@ -104,7 +103,6 @@ HUGGING_FACE = HuggingFaceFormat(
         "use_rms_norm": False,
     },
     read_config=_read_config,
-    model_type=lambda config: "nomic_bert",
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=_canonical,

@@ -33,7 +33,7 @@ _NAMES = [
 TABLES = tying_tables("Hugging Face RoBERTa", "roberta", _NAMES, _MASKED_LM)
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> RobertaConfig:
+def _read_config(activation: Activation, read: ReadField) -> RobertaConfig:
     # A field that is absent has the default of Hugging Face's class, which is not always the value
     # of the published models.
     return RobertaConfig(
@@ -43,7 +43,7 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Ro
         ),
         hidden_act=activation,
         **read_transformer_fields(read),
-        model_type=cast(RobertaModelType, model_type),
+        model_type=cast(RobertaModelType, read("model_type", "roberta")),
     )
 
 
@@ -56,7 +56,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": ("pooler",), "ForMaskedLM": ("pooler", "masked_lm")},
     fixed_fields=FIXED_FIELDS,
     read_config=_read_config,
-    model_type=lambda config: config.model_type,
     config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="roberta"),

@@ -23,9 +23,6 @@ from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import SentenceEncoder
 from bert_jax.params.functional import Network
 
-RECONSTRUCTION = "reconstruction"
-"""The name of the attention to the vector in the parameters; exports leave it out."""
-
 
 class VectorAttention(nnx.Module):
     """Attends from each token to one vector, with residual and norm.

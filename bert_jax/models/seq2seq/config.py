@@ -92,26 +92,6 @@ class Seq2SeqTransformerConfig:
         """Returns the number of kernels of a feed-forward layer: 3 if it is gated, else 2."""
         return 3 if isinstance(self.feed_forward, GatedFeedForward) else 2
 
-    @property
-    def encoder_kernel_params(self) -> int:
-        """Counts the parameters of all kernels of the encoder's layers."""
-        return self.num_encoder_layers * self._layer_kernel_params(num_attentions=1)
-
-    @property
-    def decoder_kernel_params(self) -> int:
-        """Counts the parameters of all kernels of the decoder's layers."""
-        return self.num_decoder_layers * self._layer_kernel_params(num_attentions=2)
-
-    @property
-    def num_embedding_tables(self) -> int:
-        """Returns the number of tables [V, D]: 2 if the logits have one of their own."""
-        return 1 if self.tie_word_embeddings else 2
-
-    def _layer_kernel_params(self, num_attentions: int) -> int:
-        attention = 4 * self.attention_width
-        feed_forward = self.num_feed_forward_kernels * self.intermediate_size
-        return self.hidden_size * (num_attentions * attention + feed_forward)
-
     def forward_flops(self, encoder_length: int, decoder_length: int) -> float:
         """Returns the forward FLOPs of one source and target: matrix products only, with logits.
 

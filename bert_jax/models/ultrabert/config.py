@@ -16,7 +16,7 @@ from bert_jax.models.heads.config import (
     Pooling,
     SequenceClassifier,
 )
-from bert_jax.models.layers.config import Activation, NoPositions, Norm, window_size
+from bert_jax.models.layers.config import Activation, NoPositions, Norm
 from bert_jax.models.modernbert.config import LayerType
 
 
@@ -119,10 +119,6 @@ class UltraBertConfig(TransformerConfig):
     def attended_keys(self, seq_length: int) -> tuple[float, ...]:
         """Returns the number of keys of each layer: all tokens, or the window's."""
         return self._keys(seq_length, min(seq_length, 2 * self.sliding_window + 1))
-
-    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of scores for a query: a block's window in local layers."""
-        return self._keys(seq_length, window_size(seq_length, self.sliding_window))
 
     def _keys(self, full: int, local: int) -> tuple[float, ...]:
         return tuple(full if kind == "full_attention" else local for kind in self.layer_types)

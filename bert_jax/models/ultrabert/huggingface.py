@@ -71,8 +71,7 @@ _POOLINGS: dict[str, Pooling] = {"cls": "first_token", "mean": "mean"}
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
-def _read_config(model_type: str, activation: Activation, read: ReadField) -> UltraBertConfig:
-    del model_type  # there is only one
+def _read_config(activation: Activation, read: ReadField) -> UltraBertConfig:
     fields = read_transformer_fields(
         read,
         _FIELD_NAMES,
@@ -143,7 +142,6 @@ HUGGING_FACE = HuggingFaceFormat(
     heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
     fixed_fields={"attention_bias": False, "mlp_bias": False},
     read_config=_read_config,
-    model_type=lambda config: "ultrabert",
     config_fields=_config_fields,
     names=_names,
     canonical=_canonical,

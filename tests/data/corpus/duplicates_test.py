@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.curate import exact_duplicates, near_duplicates
-from bert_jax.apps.curate.corpus import hash_of_id, remove_lines
+from bert_jax.apps.curate.corpus import hash_text, remove_lines
 from bert_jax.apps.curate.curate import curate
 from bert_jax.apps.curate.exact_duplicates import paragraph_parts
 from bert_jax.apps.curate.ledger import LedgerRow, read_ledger
@@ -29,7 +29,6 @@ from bert_jax.apps.curate.near_duplicates import (
     ShingleFiles,
     WordHashes,
     band_keys,
-    candidate_probability,
     jaccard,
     shingle_set,
     write_shingles,
@@ -90,6 +89,11 @@ def run(folder: Path, texts: list[str], *steps: Step, **fields: Any) -> dict[str
     curate(config(file, steps=steps, max_dropped=1.0, **fields), folder / "out", num_workers=1)
     rows = read_rows(folder / "out")
     return {row_id.rpartition(":")[2]: row for row_id, row in rows.items()}
+
+
+def candidate_probability(similarity: float, bands: int, rows: int) -> float:
+    """Returns the probability that two texts of this similarity have an equal band key."""
+    return 1 - (1 - similarity**rows) ** bands
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +287,7 @@ def test_lines_are_kept_as_c4_keeps_them(tmp_path):
         for n, t in enumerate(texts[i::2])
     }
     selected: dict[str, str] = {}
-    for name in sorted(by_id, key=lambda name: (name[0], hash_of_id(name) >> 16)):
+    for name in sorted(by_id, key=lambda name: (name[0], hash_text(name) >> 16)):
         for line in by_id[name].split("\n"):
             selected.setdefault(line.strip().lower(), name)
     expected, removed = {}, 0

@@ -154,7 +154,7 @@ def test_unpacked_batch_k_contains_examples_from_k_times_batch_size(corpus) -> N
     _take(loader, 3)
     assert loader.position == 24
     assert loader.example_indices(16) == range(16, 24)
-    documents = loader.example_documents(16)
+    documents = loader.batch_builder.plan_batch(16)[0].document_indices.tolist()
     assert len(documents) == 8 and all(0 <= number < corpus.num_documents for number in documents)
 
 
@@ -464,7 +464,7 @@ def test_pairs_of_real_speeches_contain_their_text(shared: Path, tmp_path: Path)
     (batch,) = _take(loader, 1)
     ids, mask_id = _unmasked(batch), corpus.tokenizer().mask_id
     assert (batch["input_ids"] == mask_id).sum() > 600 and not (ids == mask_id).any()
-    for row, document in enumerate(loader.example_documents(0)):
+    for row, document in enumerate(loader.batch_builder.plan_batch(0)[0].document_indices.tolist()):
         real = ids[row][batch["attention_mask"][row] == 1]
         middle = int(batch["token_type_ids"][row].argmax())
         a, b = real[1 : middle - 1].tobytes(), real[middle:-1].tobytes()

@@ -33,7 +33,6 @@ from bert_jax.models.adapters.network import (
     AdaptedNetwork,
     merge_adapter,
     start_from_base,
-    unmerge_adapter,
 )
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
@@ -197,14 +196,6 @@ def test_merging_computes_the_same_outputs(method, head):
     found = jax.jit(plain.predict)(merged, batch)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
-    both = {**merged, ADAPTER: params[ADAPTER]}
-    if isinstance(method, DoRA):
-        with pytest.raises(ConfigError, match="DoRA cannot be unmerged"):
-            unmerge_adapter(method, both)
-        return
-    unmerged = paths.flatten(unmerge_adapter(method, both))
-    for path, leaf in unmerged.items():
-        np.testing.assert_allclose(leaf, paths.flatten(params)[path], atol=1e-6)
 
 
 def test_a_rounded_kernel_of_dora_is_the_same_as_in_float32():

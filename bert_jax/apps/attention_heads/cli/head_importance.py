@@ -58,8 +58,7 @@ def run(args: Arguments) -> None:
     from bert_jax.report.output_folder import write_results
     from bert_jax.report.text_table import format_table
 
-    if args.output is not None:
-        check_writable(Path(args.output), is_folder=True)
+    check_writable(args.output, is_folder=True)
     model = require_encoder(load_model(args.model, args.model_task), "measure its attention heads")
     require_single_task(model, "--model-task")
     task = load_task(config)

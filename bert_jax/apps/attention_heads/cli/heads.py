@@ -89,8 +89,7 @@ def run(args: Arguments) -> None:
     from bert_jax.report.output_folder import write_results
     from bert_jax.report.text_table import format_table
 
-    if args.output is not None:
-        check_writable(Path(args.output), is_folder=True)
+    check_writable(args.output, is_folder=True)
     sentences = [] if args.treebank is None else read_treebank(args.treebank, limit=args.limit)
     model = load_encoder(args.model)
     with tqdm(desc="attention", unit=" texts", disable=None) as bar:

@@ -79,8 +79,7 @@ def run(args: Arguments) -> None:
     from bert_jax.pretrained.load import load_encoder
 
     check_range("--candidates", args.num_candidates, at_least=1, at_most=DEPTH)
-    if args.output is not None:
-        check_writable(Path(args.output))
+    check_writable(args.output)
     data = read_retrieval_set(args.data)
     if args.max_queries is not None:
         check_range("--max-queries", args.max_queries, at_least=1)

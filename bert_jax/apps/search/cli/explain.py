@@ -51,8 +51,7 @@ def run(args: Arguments) -> None:
     from bert_jax.pretrained.load import load_encoder, require_tokenizer
     from bert_jax.report.output_folder import write_results
 
-    if args.output is not None:
-        check_writable(Path(args.output), is_folder=True)
+    check_writable(args.output, is_folder=True)
     index = SearchIndex(args.index)
     if index.info.vectors.kind == "dense":
         raise ConfigError(

@@ -68,7 +68,7 @@ def run(args: Arguments) -> None:
     from bert_jax.io.atomic_io import atomic_write, check_writable
     from bert_jax.pretrained.load import load_encoder
 
-    check_writable(Path(args.output))
+    check_writable(args.output)
     config = HardNegatives(
         num_negatives=args.num_negatives,
         range_min=args.range_min,

@@ -34,7 +34,7 @@ def run(args: Arguments) -> None:
     from bert_jax.pretrained.load import load_encoder
     from bert_jax.train.tuning.fisher import fisher_information, save_fisher
 
-    check_writable(Path(args.output))
+    check_writable(args.output)
     fisher = fisher_information(
         load_encoder(args.model), Path(args.corpus), num_examples=args.num_examples
     )

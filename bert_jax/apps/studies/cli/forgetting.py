@@ -34,8 +34,7 @@ def run(args: Arguments) -> None:
     from bert_jax.io.atomic_io import check_writable, write_json
     from bert_jax.pretrained.load import load_encoder
 
-    if args.output is not None:
-        check_writable(Path(args.output))
+    check_writable(args.output)
     before, after = load_encoder(args.before), load_encoder(args.after)
     results = measure_forgetting(before, after, Path(args.corpus), num_examples=args.num_examples)
     print(json.dumps(results))

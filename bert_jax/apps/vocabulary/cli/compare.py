@@ -40,7 +40,7 @@ def run(args: Arguments) -> None:
     from bert_jax.io.atomic_io import check_writable, write_json
 
     if args.output:
-        check_writable(Path(args.output))
+        check_writable(args.output)
     models = {path: load_for_vocabulary(path) for path in args.models}
     comparison = compare_models(models, list(read_texts(args.text)), args.num_scored)
     print(comparison.table())

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_jax.apps.word_vectors.cli.train import CORPUS_HELP
 from bert_jax.config.flags import REQUIRED, flag, positional
@@ -49,7 +48,7 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.word_vectors.word_encoder import load_word_encoder
     from bert_jax.io.atomic_io import check_writable
 
-    check_writable(Path(args.output))
+    check_writable(args.output)
     vectors = average_contexts(
         load_word_encoder(args.model),
         list(read_texts(args.corpus)),

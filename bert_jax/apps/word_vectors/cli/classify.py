@@ -45,8 +45,7 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.word_vectors.word_encoder import load_word_encoder
     from bert_jax.io.atomic_io import check_writable, write_json
 
-    if args.output is not None:
-        check_writable(Path(args.output))
+    check_writable(args.output)
     train, dev = (read_labeled_texts(f, args.text, args.label) for f in (args.train, args.dev))
     if args.model == "tf-idf" or args.model == "majority":
         correct = classify_without_model(args.model, train, dev)

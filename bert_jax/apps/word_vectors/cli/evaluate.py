@@ -44,8 +44,7 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.word_vectors.vectors import read_word_vectors
     from bert_jax.io.atomic_io import check_writable, write_json
 
-    if args.output is not None:
-        check_writable(Path(args.output))
+    check_writable(args.output)
     similarity, analogies = args.similarity, args.analogies
     if not similarity and not analogies:
         similarity = tuple(str(evaluation_file(name)) for name in SIMILARITY_FILES)

@@ -33,8 +33,7 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.word_vectors.word_encoder import load_word_encoder
     from bert_jax.io.atomic_io import atomic_write, check_writable, write_json
 
-    if args.output is not None:
-        check_writable(Path(args.output))
+    check_writable(args.output)
     word, sentences = args.word.lower(), args.sentences
     found = {m: compare_senses(load_word_encoder(m), word, sentences) for m in args.models}
     for number, sentence in enumerate(sentences, start=1):

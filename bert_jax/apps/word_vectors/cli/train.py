@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_jax.apps.word_vectors.train import Method, WordVectorConfig
 from bert_jax.config.flags import REQUIRED, flag, positional
@@ -61,7 +60,7 @@ def run(args: Arguments) -> None:
     from bert_jax.apps.word_vectors.vectors import write_word_vectors
     from bert_jax.io.atomic_io import check_writable
 
-    check_writable(Path(args.output))
+    check_writable(args.output)
     sentences = read_sentences(args.corpus)
     words = sum(map(len, sentences))
     logger.info("%s sentences of %s words", f"{len(sentences):,}", f"{words:,}")

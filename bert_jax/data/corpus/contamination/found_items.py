@@ -37,7 +37,6 @@ SearchRule = Literal[
 """How the longest input of an item was searched. A text of fewer than 8 words counts only near
 another text or an answer of its item, and is "too short" if the item has none. Common phrases never
 count by themselves."""
-SEARCH_RULES: tuple[SearchRule, ...] = get_args(SearchRule)
 NOT_SEARCHABLE: tuple[SearchRule, ...] = ("too short", "common phrase", "no words")
 """The rules of items that cannot be found. An item that was copied into many documents is a common
 phrase, so nothing found does not mean that it is clean."""
@@ -81,7 +80,7 @@ class ItemRow:
     Attributes:
       digest: identifies the item by the words of its texts, so that it is recognized in other
         files of the same data.
-      rule: how the item was searched, one of `SEARCH_RULES`.
+      rule: how the item was searched, a `SearchRule`.
       input_documents: the number of documents of the finished corpus that contain an input of the
         item.
       context_documents: the same for a context of the item.
