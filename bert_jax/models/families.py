@@ -9,7 +9,8 @@ A family is a package `models/<family>/` with these modules:
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
 
 RoBERTa, DistilBERT, ELECTRA and jina-embeddings-v3 have no `model.py`: their encoder is BERT's with
-other settings, and the ModernBERT decoder is ModernBERT's. Any other encoder is a
+other settings. ModernBERT, its decoder, EuroBERT and UltraBERT have the encoder of
+`models/layers/pre_norm.py`. Any other encoder is a
 `TransformerEncoder` (`models/layers/transformer.py`) that composes the parts in `models/layers/`,
 and overrides what is different in the forward pass. To add a family, write the package, add its
 config to `EncoderConfig` in `models/encoder.py`, and add a row to `FAMILIES`. A family of
@@ -46,7 +47,6 @@ from bert_jax.models.esm import huggingface as esm
 from bert_jax.models.esm import model as esm_model
 from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.eurobert import huggingface as eurobert
-from bert_jax.models.eurobert import model as eurobert_model
 from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.gte import huggingface as gte
 from bert_jax.models.gte import model as gte_model
@@ -55,6 +55,7 @@ from bert_jax.models.huggingface import HuggingFaceFormat
 from bert_jax.models.jina_embeddings_v3 import huggingface as jina_embeddings_v3
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.pre_norm import PreNormEncoder
 from bert_jax.models.led import huggingface as led
 from bert_jax.models.led import model as led_model
 from bert_jax.models.led.config import LedConfig
@@ -62,7 +63,6 @@ from bert_jax.models.longformer import huggingface as longformer
 from bert_jax.models.longformer import model as longformer_model
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert import huggingface as modernbert
-from bert_jax.models.modernbert import model as modernbert_model
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.modernbert_decoder import huggingface as modernbert_decoder
 from bert_jax.models.modernbert_decoder.config import ModernBertDecoderConfig
@@ -81,7 +81,6 @@ from bert_jax.models.t5 import huggingface as t5
 from bert_jax.models.t5 import model as t5_model
 from bert_jax.models.t5.config import T5Config
 from bert_jax.models.ultrabert import huggingface as ultrabert
-from bert_jax.models.ultrabert import model as ultrabert_model
 from bert_jax.models.ultrabert.config import UltraBertConfig
 
 
@@ -108,6 +107,7 @@ class EncoderDecoderFamily(NamedTuple):
 
 
 _BERT_AXES = bert_model.PARAMETER_AXES
+_PRE_NORM_AXES = [*_BERT_AXES, ("final_norm/*", (None,))]
 
 FAMILIES: dict[type[TransformerConfig], Family] = {
     BertConfig: Family(bert_model.BertEncoder, _BERT_AXES, bert.HUGGING_FACE),
@@ -131,25 +131,21 @@ FAMILIES: dict[type[TransformerConfig], Family] = {
         deberta_v2.HUGGING_FACE,
     ),
     ModernBertConfig: Family(
-        modernbert_model.ModernBertEncoder,
-        modernbert_model.PARAMETER_AXES,
+        PreNormEncoder,
+        _PRE_NORM_AXES,
         modernbert.HUGGING_FACE,
     ),
-    EuroBertConfig: Family(
-        eurobert_model.EuroBertEncoder, eurobert_model.PARAMETER_AXES, eurobert.HUGGING_FACE
-    ),
+    EuroBertConfig: Family(PreNormEncoder, _PRE_NORM_AXES, eurobert.HUGGING_FACE),
     EsmConfig: Family(esm_model.EsmEncoder, esm_model.PARAMETER_AXES, esm.HUGGING_FACE),
     NomicBertConfig: Family(nomic_bert_model.build_nomic_bert, _BERT_AXES, nomic_bert.HUGGING_FACE),
     GteConfig: Family(gte_model.build_gte, _BERT_AXES, gte.HUGGING_FACE),
     JinaEmbeddingsV3Config: Family(
         bert_model.BertEncoder, _BERT_AXES, jina_embeddings_v3.HUGGING_FACE
     ),
-    UltraBertConfig: Family(
-        ultrabert_model.UltraBertEncoder, ultrabert_model.PARAMETER_AXES, ultrabert.HUGGING_FACE
-    ),
+    UltraBertConfig: Family(PreNormEncoder, _PRE_NORM_AXES, ultrabert.HUGGING_FACE),
     ModernBertDecoderConfig: Family(
-        modernbert_model.ModernBertEncoder,
-        modernbert_model.PARAMETER_AXES,
+        PreNormEncoder,
+        _PRE_NORM_AXES,
         modernbert_decoder.HUGGING_FACE,
     ),
 }

@@ -30,8 +30,6 @@ class BertEncoder(TransformerEncoder):
       embedding_projection: maps the embeddings from E to D; None unless E is not D (ELECTRA).
     """
 
-    drops_tokens = True
-
     def __init__(
         self,
         config: TransformerConfig,
@@ -49,7 +47,7 @@ class BertEncoder(TransformerEncoder):
         self.layers = nnx.List(blocks)
         self.positions, self.num_heads = config.positions, config.num_attention_heads
         self.head_width = config.head_width
-        self.compute = compute
+        self.compute, self.drops_tokens = compute, config.drops_tokens
 
     def attention_inputs(self, inputs: EncoderInputs) -> AttentionMask:
         """Returns the attention mask, with the bias or the rotations of the positions."""

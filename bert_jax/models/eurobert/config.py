@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.config import TransformerConfig, check_key_value_heads, check_rotary_heads
+from bert_jax.models.config import check_key_value_heads
 from bert_jax.models.heads.config import (
     DenseClassifier,
     MaskedLMTransform,
@@ -16,6 +16,7 @@ from bert_jax.models.layers.config import (
     NoPositions,
     Norm,
 )
+from bert_jax.models.pre_norm_config import LayerType, PreNormConfig
 
 EuroBertSize = Literal["210m", "610m", "2.1b"]
 
@@ -30,15 +31,13 @@ _CLASSIFIER = DenseClassifier(activation="gelu", input_dropout=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EuroBertConfig(TransformerConfig):
+class EuroBertConfig(PreNormConfig):
     """Configures a EuroBERT encoder (Boizard et al. 2025); default values are as in 210m.
 
     Attributes:
       num_key_value_heads: heads of keys and values, each of which several heads of queries share;
         a divisor of `num_attention_heads`.
-      hidden_dropout_prob: dropout after the embeddings, which the published models do not have.
       rope_theta: base of the rotation angles.
-      classifier_pooling: what heads on the whole sequence read.
     """
 
     family: ClassVar[str] = "EuroBERT"
@@ -47,14 +46,10 @@ class EuroBertConfig(TransformerConfig):
     sequence_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
     multiple_choice_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
     norm: ClassVar[Norm] = "rms_norm"
-    num_feed_forward_kernels: ClassVar[int] = 3
 
     vocab_size: int = 128_256
     positions: NoPositions = NoPositions(max_position_embeddings=8192)
     hidden_act: Activation = "silu"
-    type_vocab_size: int = 0
-    hidden_dropout_prob: float = 0.0
-    attention_probs_dropout_prob: float = 0.0
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     num_key_value_heads: int = 12
@@ -63,7 +58,6 @@ class EuroBertConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rotary_heads(self)
         check_key_value_heads(self.num_attention_heads, self.num_key_value_heads)
         if self.tie_word_embeddings:
             raise ConfigError(
@@ -94,6 +88,6 @@ class EuroBertConfig(TransformerConfig):
         return self.num_key_value_heads * self.head_width
 
     @property
-    def sequence_pooling(self) -> Pooling:
-        """Returns what heads on the whole sequence read."""
-        return self.classifier_pooling
+    def rope_thetas(self) -> dict[LayerType, float]:
+        """Returns the base of the rotation angles, by the one type of layers."""
+        return {"full_attention": self.rope_theta}

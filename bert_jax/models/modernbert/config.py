@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.config import TransformerConfig, check_rotary_heads
+from bert_jax.errors import check_range
 from bert_jax.models.heads.config import (
     MaskedLMTransform,
     Pooling,
@@ -18,8 +17,8 @@ from bert_jax.models.layers.config import (
     Norm,
     check_dropout,
 )
+from bert_jax.models.pre_norm_config import LayerType, LocalAttentionConfig
 
-LayerType = Literal["full_attention", "sliding_attention"]
 ModernBertSize = Literal[
     "base",
     "large",
@@ -46,7 +45,7 @@ _SIZES: dict[ModernBertSize, tuple[int, int, int, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBertConfig(TransformerConfig):
+class ModernBertConfig(LocalAttentionConfig):
     """Configures a ModernBERT encoder (Warner et al. 2024); default values are ModernBERT-base.
 
     Attributes:
@@ -54,59 +53,39 @@ class ModernBertConfig(TransformerConfig):
       attention_output_dropout: dropout of the output of attention. In Hugging Face it is the same
         as `attention_probs_dropout_prob`, but the published models were trained with 0.1 and 0.
       mlp_dropout: dropout of the gated activations in the feed-forward layers.
-      layer_types: the kind of attention of each layer: to all tokens, or to a window of tokens.
-        The default, (), stands for every third layer with full attention, from the first one on.
       local_attention: width of the window; a token attends to half of it on each side.
-      global_rope_theta, local_rope_theta: base of the rotation angles in the two kinds of layers.
       classifier_pooling: what heads on the whole sequence read. Published models have the mean;
         Hugging Face's class has the first token.
     """
 
     family: ClassVar[str] = "ModernBERT"
     drops_tokens: ClassVar[bool] = True
+    has_embedding_norm: ClassVar[bool] = True
     pretraining_heads: ClassVar[tuple[str, ...]] = ("prediction_head", "masked_lm")
     masked_lm_transform: ClassVar[MaskedLMTransform] = "shared"
     sequence_classifier: ClassVar[SequenceClassifier] = PredictionHeadClassifier()
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PredictionHeadClassifier()
     token_classifier: ClassVar[TokenClassifier] = PredictionHeadClassifier()
     norm: ClassVar[Norm] = "layer_norm_without_bias"
-    num_feed_forward_kernels: ClassVar[int] = 3
 
     vocab_size: int = 50368
     num_hidden_layers: int = 22
     intermediate_size: int = 1152
     positions: NoPositions = NoPositions(max_position_embeddings=8192)
-    type_vocab_size: int = 0
-    hidden_dropout_prob: float = 0.0
-    attention_probs_dropout_prob: float = 0.0
     # A field of its own: the published models were trained with 0.1 here and 0 for the attention
     # weights, but Hugging Face has one rate for both. An export writes the field, and Hugging Face
     # ignores it.
     attention_output_dropout: float = 0.0
     mlp_dropout: float = 0.0
     layer_norm_eps: float = 1e-5
-    layer_types: tuple[LayerType, ...] = ()
     local_attention: int = 128
-    global_rope_theta: float = 160_000.0
-    local_rope_theta: float = 10_000.0
     classifier_pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.layer_types:
-            object.__setattr__(self, "layer_types", alternating_layers(self.num_hidden_layers))
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ConfigError(
-                f"model.layer_types has {len(self.layer_types)} layers, expected "
-                f"model.num_hidden_layers, which is {self.num_hidden_layers}; set "
-                "model.layer_types to [] for full attention in every third layer"
-            )
-        check_rotary_heads(self)
         check_dropout("model.attention_output_dropout", self.attention_output_dropout)
         check_dropout("model.mlp_dropout", self.mlp_dropout)
         check_range("model.local_attention", self.local_attention, at_least=2)
-        for name in ("global_rope_theta", "local_rope_theta"):
-            check_range(f"model.{name}", getattr(self, name), above=0)
 
     @classmethod
     def from_size(
@@ -142,16 +121,14 @@ class ModernBertConfig(TransformerConfig):
         return "gelu"
 
     @property
-    def sequence_pooling(self) -> Pooling:
-        """Returns which vector of a sequence its heads read."""
-        return self.classifier_pooling
+    def dropouts(self) -> tuple[float, float]:
+        """Returns the dropout rates after attention and inside the feed-forward layer."""
+        return self.attention_output_dropout, self.mlp_dropout
 
-    def attended_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of keys of each layer: all tokens, or the window's."""
-        return self._keys(seq_length, min(seq_length, 2 * self.radius + 1))
-
-    def _keys(self, full: int, local: int) -> tuple[float, ...]:
-        return tuple(full if kind == "full_attention" else local for kind in self.layer_types)
+    @staticmethod
+    def default_layer_types(num_layers: int) -> tuple[LayerType, ...]:
+        """Returns layers of which every third one, from the first on, attends to all tokens."""
+        return alternating_layers(num_layers)
 
 
 def alternating_layers(num_layers: int, global_every: int = 3) -> tuple[LayerType, ...]:

@@ -22,10 +22,10 @@ from bert_jax.models.huggingface import (
 )
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.models.modernbert.config import (
-    LayerType,
     ModernBertConfig,
     alternating_layers,
 )
+from bert_jax.models.pre_norm_config import LayerType
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
 MASKED_LM = MaskedLMNames(

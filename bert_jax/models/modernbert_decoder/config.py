@@ -25,7 +25,3 @@ class ModernBertDecoderConfig(ModernBertConfig):
         Half of the window counts the token itself, as in Hugging Face's class.
         """
         return self.local_attention // 2 - 1
-
-    def attended_keys(self, seq_length: int) -> tuple[float, ...]:
-        """Returns the number of keys of each layer: all tokens, or the window's."""
-        return self._keys(seq_length, min(seq_length, self.radius + 1))

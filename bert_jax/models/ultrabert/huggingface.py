@@ -16,9 +16,9 @@ from bert_jax.models.huggingface import (
     read_transformer_fields,
 )
 from bert_jax.models.layers.config import Activation, NoPositions
-from bert_jax.models.modernbert.config import LayerType
 from bert_jax.models.modernbert.huggingface import read_layer_theta, read_layer_types
-from bert_jax.models.ultrabert.config import UltraBertConfig, ultrabert_layers
+from bert_jax.models.pre_norm_config import LayerType
+from bert_jax.models.ultrabert.config import UltraBertConfig
 from bert_jax.params.name_table import NameMapping, NameTable
 
 _LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "model.layers.*"
@@ -86,7 +86,7 @@ def _read_config(activation: Activation, read: ReadField) -> UltraBertConfig:
     windows = read("attention_windows", [])
     by_window: tuple[LayerType, ...] = tuple(_LOCAL if window else _FULL for window in windows)
     layers = fields["num_hidden_layers"]
-    layer_types = read_layer_types(read) or by_window or ultrabert_layers(layers)
+    layer_types = read_layer_types(read) or by_window or UltraBertConfig.default_layer_types(layers)
     thetas = dict(zip(layer_types, read("rope_theta", []), strict=False))
     config = UltraBertConfig(
         **fields,

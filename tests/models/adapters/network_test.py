@@ -338,7 +338,7 @@ def test_methods_that_do_not_fit_the_network_are_refused(method, message):
 @pytest.mark.parametrize(
     ("family", "method", "message"),
     [
-        ("modernbert", HoulsbyAdapter(), "but those of ModernBertEncoder have it before"),
+        ("modernbert", HoulsbyAdapter(), "but those of PreNormEncoder have it before"),
         ("modernbert", PrefixTuning(length=2), "not implemented for attention with .* rotary"),
         ("deberta", PrefixTuning(length=2), "the attention of .* is DisentangledAttention"),
     ],
