@@ -4,9 +4,7 @@
         --arg corpus=data/train heldout=data/heldout blimp='blimp/*.jsonl.gz'
 
 Every model reads the same number of tokens, so larger ones spend more FLOPs. A power law of the
-loss in FLOPs (Kaplan et al. 2020) is fitted to the three smaller models. The learning rate is
-inversely proportional to the width, as muP's for hidden layers (Yang et al. 2021): with one rate
-for all, the widest model is trained worst.
+loss in FLOPs (Kaplan et al. 2020) is fitted to the three smaller models.
 """
 
 from bert_jax.apps.studies.sheets.evaluations import HELD_OUT, measures, systems_of
@@ -25,7 +23,6 @@ def get_config(
     metric: str = "accuracy",
     architecture: str = "modernbert",
     budget: float = 6e6,
-    learning_rate: float = 1.5e-3,
     seeds: tuple[int, ...] = (0, 1, 2),
 ) -> Sheet:
     """Returns the sheet.
@@ -38,18 +35,12 @@ def get_config(
       architecture: as in configs/pretrain/comparison.py; BERT's learned positions need several
         times as many updates until such a small model is better than a unigram model.
       budget: tokens of each model, padding included.
-      learning_rate: the peak at a width of 128.
     """
     data = {"corpus": corpus, "heldout": heldout, "objective": "mlm", "architecture": architecture}
     models = {
         name: Pretrain(
             recipe="comparison",
-            arguments={
-                **data,
-                "num_layers": num_layers,
-                "hidden_size": hidden_size,
-                "learning_rate": learning_rate * 128 / hidden_size,
-            },
+            arguments={**data, "num_layers": num_layers, "hidden_size": hidden_size},
         )
         for name, (num_layers, hidden_size) in _SIZES.items()
     }
