@@ -10,11 +10,10 @@ A family is a package `models/<family>/` with these modules:
 
 RoBERTa, DistilBERT, ELECTRA and jina-embeddings-v3 have no `model.py`: their encoder is BERT's with
 other settings. ModernBERT, its decoder, EuroBERT and UltraBERT have the encoder of
-`models/layers/pre_norm.py`. Any other encoder is a
-`TransformerEncoder` (`models/layers/transformer.py`) that composes the parts in `models/layers/`,
-and overrides what is different in the forward pass. To add a family, write the package, add its
-config to `EncoderConfig` in `models/encoder.py`, and add a row to `FAMILIES`. A family of
-encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
+`models/pre_norm/`. Any other encoder is a `TransformerEncoder` (`models/layers/transformer.py`)
+that composes the parts in `models/layers/`, and overrides what is different in the forward pass. To
+add a family, write the package, add its config to `EncoderConfig` in `models/encoder.py`, and add a
+row to `FAMILIES`. A family of encoder-decoders has a row in `ENCODER_DECODER_FAMILIES`.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +54,6 @@ from bert_jax.models.huggingface import HuggingFaceFormat
 from bert_jax.models.jina_embeddings_v3 import huggingface as jina_embeddings_v3
 from bert_jax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.pre_norm import PreNormEncoder
 from bert_jax.models.led import huggingface as led
 from bert_jax.models.led import model as led_model
 from bert_jax.models.led.config import LedConfig
@@ -72,6 +70,7 @@ from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.nomic_bert import huggingface as nomic_bert
 from bert_jax.models.nomic_bert import model as nomic_bert_model
 from bert_jax.models.nomic_bert.config import NomicBertConfig
+from bert_jax.models.pre_norm.model import PreNormEncoder
 from bert_jax.models.roberta import huggingface as roberta
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.seq2seq.config import Seq2SeqTransformerConfig

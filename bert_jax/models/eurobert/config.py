@@ -16,7 +16,7 @@ from bert_jax.models.layers.config import (
     NoPositions,
     Norm,
 )
-from bert_jax.models.pre_norm_config import LayerType, PreNormConfig
+from bert_jax.models.pre_norm.config import LayerType, PreNormConfig
 
 EuroBertSize = Literal["210m", "610m", "2.1b"]
 

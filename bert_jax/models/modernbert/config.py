@@ -17,7 +17,7 @@ from bert_jax.models.layers.config import (
     Norm,
     check_dropout,
 )
-from bert_jax.models.pre_norm_config import LayerType, LocalAttentionConfig
+from bert_jax.models.pre_norm.config import LayerType, LocalAttentionConfig
 
 ModernBertSize = Literal[
     "base",

@@ -25,7 +25,7 @@ from bert_jax.models.modernbert.config import (
     ModernBertConfig,
     alternating_layers,
 )
-from bert_jax.models.pre_norm_config import LayerType
+from bert_jax.models.pre_norm.config import LayerType
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 
 MASKED_LM = MaskedLMNames(

@@ -14,7 +14,7 @@ from bert_jax.models.heads.config import (
     SequenceClassifier,
 )
 from bert_jax.models.layers.config import Activation, NoPositions, Norm
-from bert_jax.models.pre_norm_config import LayerType, LocalAttentionConfig
+from bert_jax.models.pre_norm.config import LayerType, LocalAttentionConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from bert_jax.models.huggingface import (
 )
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.models.modernbert.huggingface import read_layer_theta, read_layer_types
-from bert_jax.models.pre_norm_config import LayerType
+from bert_jax.models.pre_norm.config import LayerType
 from bert_jax.models.ultrabert.config import UltraBertConfig
 from bert_jax.params.name_table import NameMapping, NameTable
 
