@@ -45,7 +45,9 @@ def test_terms_of_a_sparse_model(encoders, indexes, folders):
     found = explain_sparse(encoder, require_tokenizer(model), "the old net", hits)
     embed = SparseEmbedder(model)
     query = embed.weights(embed(["the old net"], role="query"))[0]
-    assert {term["token"]: term["weight"] for term in found["terms"]} == pytest.approx(query, rel=1e-5)
+    assert {term["token"]: term["weight"] for term in found["terms"]} == pytest.approx(
+        query, rel=1e-5
+    )
     for term in found["terms"]:
         assert term["is_added"] == (term["token"] not in ("the", "old", "net"))
     for hit, result in zip(hits, found["hits"], strict=True):
@@ -54,7 +56,9 @@ def test_terms_of_a_sparse_model(encoders, indexes, folders):
         assert products == sorted(products, reverse=True)
         (weights,) = embed.weights(embed([hit.document.text]))
         assert {term["token"] for term in result["shared"]} == weights.keys() & query.keys()
-        assert {term["token"]: term["weight"] for term in result["terms"]} == pytest.approx(weights, rel=1e-5)
+        assert {term["token"]: term["weight"] for term in result["terms"]} == pytest.approx(
+            weights, rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", ["sparse", "multi_vector"])
