@@ -47,7 +47,7 @@ def with_flag(flag: str, value: str) -> list[str]:
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--slice", "v6e-61", "slice 'v6e-61' is not known; the nearest is 'v6e-16'"),
+        ("--slice", "v6e-15", "slice 'v6e-15' is not known; the nearest is 'v6e-16'"),
         ("--slice", "v5litepod-16", "the nearest is 'v5e-16'"),
         ("--slice", "tpu7x-32", "tpu7x is not offered by the Cloud TPU API"),
         ("--run-id", "x; rm -rf ~", "--run-id 'x; rm -rf ~': expected 1 to 40 characters of a-z"),
