@@ -147,15 +147,16 @@ def _time_run(
     batches: int,
 ) -> tuple[float, float, float]:
     """Returns (tokens per CPU second, tokens per wall-clock second, fraction without padding)."""
-    with PretrainingLoader(
+    builder = BatchBuilder(
         corpus,
+        table,
         config,
         seq_length=length,
         batch_size=BATCH_SIZE,
         max_predictions_per_seq=MAX_PREDICTIONS[length],
         seed=seed,
-        vocab_arrays=table,
-    ) as loader:
+    )
+    with PretrainingLoader(builder) as loader:
         for _ in range(config.prefetch_batches + 1):
             next(loader)
         # The prefetch queue is full now, as it is at the end.

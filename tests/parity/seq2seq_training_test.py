@@ -24,6 +24,7 @@ from bert_jax.config.data import (
 from bert_jax.config.objectives import Seq2Seq
 from bert_jax.config.train import Adafactor, AdamW, InverseSquareRoot, Phase, TrainConfig
 from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.models.encoder import EncoderDecoderConfig
@@ -55,9 +56,8 @@ def _batches(folder: Path, model: EncoderDecoderConfig, data: PretrainingData) -
         "batch_size": 4,
         "max_predictions_per_seq": 0,
     }
-    with PretrainingLoader(
-        PreparedCorpus(corpus), data, seed=0, vocab_arrays=vocab_arrays, **sizes
-    ) as loader:
+    builder = BatchBuilder(PreparedCorpus(corpus), vocab_arrays, data, seed=0, **sizes)
+    with PretrainingLoader(builder) as loader:
         return [next(loader) for _ in range(STEPS)]
 
 

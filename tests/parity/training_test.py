@@ -21,7 +21,9 @@ from bert_jax.config.data import PretrainingData
 from bert_jax.config.objectives import Pretraining
 from bert_jax.config.train import AdamW
 from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -47,9 +49,10 @@ def no_dropout(config: BertConfig) -> BertConfig:
     return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def take_batches(corpus: PreparedCorpus, **settings) -> list[dict[str, np.ndarray]]:
+def take_batches(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> list[dict[str, np.ndarray]]:
     config = PretrainingData(corpus=str(corpus.folder))
-    with PretrainingLoader(corpus, config, seed=0, **SIZES, **settings) as loader:
+    builder = BatchBuilder(corpus, vocab_arrays, config, seed=0, **SIZES)
+    with PretrainingLoader(builder) as loader:
         return [next(loader) for _ in range(STEPS)]
 
 
@@ -90,7 +93,7 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> np.ndarra
 def test_losses_on_a_random_corpus(tmp_path):
     documents = random_documents(40, mean_tokens=12)
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
-    batches = take_batches(corpus, vocab_arrays=random_vocab_arrays())
+    batches = take_batches(corpus, random_vocab_arrays())
     config = no_dropout(BertConfig.from_size("tiny", vocab_size=1000, max_position_embeddings=48))
     assert_same_training(config, MASK, batches)
 
@@ -118,5 +121,7 @@ def test_losses_on_real_text(shared: Path, tmp_path):
     corpus = PreparedCorpus(tmp_path / "corpus")
     vocabulary = corpus.tokenizer()
     config = no_dropout(BertConfig.from_size("tiny", vocab_size=vocabulary.vocab_size))
-    losses = assert_same_training(config, vocabulary.mask_id, take_batches(corpus))
+    losses = assert_same_training(
+        config, vocabulary.mask_id, take_batches(corpus, VocabArrays.from_tokenizer(vocabulary))
+    )
     assert losses[-1] < losses[0] - 0.2, "it learns, so the comparison is of training"

@@ -27,7 +27,9 @@ from bert_jax.config.train import (
     WarmupStableDecay,
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import UserError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import ComputeConfig, LearnedPositions
@@ -115,8 +117,8 @@ def corpus_of(context: Context) -> Path:
     return context.shared["corpus"]
 
 
-def make_loader(corpus: Path, **options: Any) -> PretrainingLoader:
-    """Returns a loader of the short training's batches; `options` override its arguments."""
+def make_loader(corpus: Path, start: int = 0, **options: Any) -> PretrainingLoader:
+    """Returns a loader of the short training's batches; `options` are of `BatchBuilder`."""
     experiment = training_experiment(corpus)
     data, phase = experiment.data, experiment.train.phases[0]
     assert isinstance(data, PretrainingData)
@@ -127,7 +129,9 @@ def make_loader(corpus: Path, **options: Any) -> PretrainingLoader:
         "seed": experiment.seed,
         **options,
     }
-    return PretrainingLoader(PreparedCorpus(corpus), data, **settings)
+    prepared = PreparedCorpus(corpus)
+    vocab_arrays = VocabArrays.from_tokenizer(prepared.tokenizer())
+    return PretrainingLoader(BatchBuilder(prepared, vocab_arrays, data, **settings), start)
 
 
 def _describe_training(target: Target) -> str:

@@ -8,13 +8,8 @@ workers or prefetched batches (see batch_builder.py). It uses grain and imports 
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from bert_jax.config.data import PretrainingData
-from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder
-from bert_jax.data.pretraining.mixture import MixedCorpora
-from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.io.parent_process import exit_with_parent
 
 # grain needs a length: this is more batches than any run reads.
@@ -25,51 +20,17 @@ class PretrainingLoader:
     """Iterates without end over this process's rows of batches, built in the background.
 
     Args:
-      corpus: the prepared corpus, or several with their fractions.
-      config: how examples are made from it.
-      seq_length, batch_size, max_predictions_per_seq, target_length: L, the global B, P and T.
-      seed: decides order, windows, pairs and masks, together with the position.
-      process_index, process_count: which equal, contiguous part of each batch to build.
-      start: the position to begin at: `position` of an earlier loader with the same settings.
-      vocab_arrays: special tokens and word starts; read from the corpus if None.
-      removed: [D] bool, documents whose examples are padding, as in `BatchBuilder`.
+      batch_builder: what builds the batches.
+      start: the position to begin at: `position` of an earlier loader with the same batches.
 
     Raises:
-      ConfigError: a size is out of range.
-      UserError: the corpus does not fit the input format; during iteration, a shard is damaged.
+      UserError: during iteration, a shard is damaged.
     """
 
-    def __init__(
-        self,
-        corpus: PreparedCorpus | MixedCorpora,
-        config: PretrainingData,
-        *,
-        seq_length: int,
-        batch_size: int,
-        max_predictions_per_seq: int,
-        seed: int,
-        target_length: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-        start: int = 0,
-        vocab_arrays: VocabArrays | None = None,
-        removed: np.ndarray | None = None,
-    ) -> None:
-        self.batch_builder = BatchBuilder(
-            corpus,
-            vocab_arrays or VocabArrays.from_tokenizer(corpus.tokenizer()),
-            config,
-            seq_length=seq_length,
-            batch_size=batch_size,
-            max_predictions_per_seq=max_predictions_per_seq,
-            seed=seed,
-            target_length=target_length,
-            process_index=process_index,
-            process_count=process_count,
-            removed=removed,
-        )
+    def __init__(self, batch_builder: BatchBuilder, start: int = 0) -> None:
+        self.batch_builder = batch_builder
         self._position = start
-        self._iterator = _prefetch(_IndexedBatches(self.batch_builder, start), config)
+        self._iterator = _prefetch(_IndexedBatches(batch_builder, start), batch_builder.config)
 
     @property
     def position(self) -> int:
@@ -104,45 +65,20 @@ class PretrainingLoader:
         self.close()
 
 
-def evaluation_batches(
-    corpus: PreparedCorpus,
-    config: PretrainingData,
-    *,
-    seq_length: int,
-    batch_size: int,
-    max_predictions_per_seq: int,
-    seed: int,
-    num_examples: int,
-    target_length: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-    vocab_arrays: VocabArrays | None = None,
-) -> Iterator[Batch]:
+def evaluation_batches(batch_builder: BatchBuilder, num_examples: int) -> Iterator[Batch]:
     """Yields the first batches of epoch 0, which are the same in every evaluation.
 
     The number of batches is the number of whole batches in `num_examples` examples, or in one epoch
     if that is shorter; there is at least one batch.
 
     Raises:
-      ConfigError, UserError: as `PretrainingLoader`.
+      UserError: a shard is damaged.
     """
-    batch_builder = BatchBuilder(
-        corpus,
-        vocab_arrays or VocabArrays.from_tokenizer(corpus.tokenizer()),
-        config,
-        seq_length=seq_length,
-        batch_size=batch_size,
-        max_predictions_per_seq=max_predictions_per_seq,
-        seed=seed,
-        target_length=target_length,
-        process_index=process_index,
-        process_count=process_count,
-    )
     end = min(num_examples, batch_builder.examples_per_epoch)
     position = 0
     # Only whole batches, because the evaluation step is compiled for one shape; at least one, or a
     # small held-out corpus would have no loss.
-    while position == 0 or position + batch_size <= end:
+    while position == 0 or position + batch_builder.batch_size <= end:
         batch, position = batch_builder.build_batch(position)
         yield batch
 

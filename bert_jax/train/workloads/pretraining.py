@@ -24,7 +24,7 @@ from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.document_list import read_document_list
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
-from bert_jax.data.pretraining.batch_builder import batch_fields, select_fields
+from bert_jax.data.pretraining.batch_builder import BatchBuilder, batch_fields, select_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader, evaluation_batches
 from bert_jax.data.pretraining.mixture import MixedCorpora, corpora_of
 from bert_jax.data.pretraining.mixture_plan import (
@@ -34,6 +34,7 @@ from bert_jax.data.pretraining.mixture_plan import (
     plan_mixture,
     write_or_check_mixture,
 )
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.io.atomic_io import atomic_path, atomic_write
 from bert_jax.objectives.base import Objective
@@ -137,9 +138,10 @@ class PretrainingWorkload(Workload):
 
     def loader(self, phase_index: int, position: int) -> PretrainingLoader:
         """See `Workload`."""
-        phase_config = self._phases[phase_index]
-        return PretrainingLoader(
-            self._texts[phase_index],
+        phase_config, text = self._phases[phase_index], self._texts[phase_index]
+        batch_builder = BatchBuilder(
+            text,
+            VocabArrays.from_tokenizer(text.tokenizer()),
             data_of_phase(self._data, phase_config),
             seq_length=phase_config.seq_length,
             batch_size=phase_config.batch_size,
@@ -148,9 +150,9 @@ class PretrainingWorkload(Workload):
             seed=self._seed + phase_index,  # another order of examples in every phase
             process_index=jax.process_index(),
             process_count=jax.process_count(),
-            start=position,
             removed=self._removed,
         )
+        return PretrainingLoader(batch_builder, position)
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
@@ -317,8 +319,10 @@ def held_out_batches(
     elif has_own_rate and isinstance(config.masking, FixedRateMasking):
         needed = num_predictions(config.masking.mlm_probability, phase.seq_length)
         max_predictions = max(max_predictions, needed)
-    return evaluation_batches(
-        PreparedCorpus(config.corpus),
+    corpus = PreparedCorpus(config.corpus)
+    batch_builder = BatchBuilder(
+        corpus,
+        VocabArrays.from_tokenizer(corpus.tokenizer()),
         dataclasses.replace(
             data,
             corpus=config.corpus,
@@ -329,11 +333,11 @@ def held_out_batches(
         batch_size=config.batch_size,
         max_predictions_per_seq=max_predictions,
         target_length=phase.target_length,
-        num_examples=config.num_examples,
         seed=SEED,
         process_index=host_index,
         process_count=host_count,
     )
+    return evaluation_batches(batch_builder, config.num_examples)
 
 
 class HeldOutEvaluator:

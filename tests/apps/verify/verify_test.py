@@ -102,8 +102,8 @@ def test_weak_hash_is_found(tmp_path, monkeypatch):
 def test_loader_with_other_batches_after_resume_is_found(trained, monkeypatch):
     make = PretrainingLoader.__init__
 
-    def start_one_batch_later(self, *args, start: int = 0, **settings):
-        make(self, *args, start=start + settings["batch_size"] * (start > 0), **settings)
+    def start_one_batch_later(self, batch_builder, start: int = 0):
+        make(self, batch_builder, start + batch_builder.batch_size * (start > 0))
 
     monkeypatch.setattr(PretrainingLoader, "__init__", start_one_batch_later)
     found = run_named(trained, "loader, resumed", "resume, bit for bit")

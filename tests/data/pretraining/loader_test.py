@@ -31,6 +31,7 @@ from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder, batch_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader, evaluation_batches
 from bert_jax.data.pretraining.rng import permute
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError, UserError
 
 TABLE = random_vocab_arrays()
@@ -62,15 +63,10 @@ def _maker(corpus: PreparedCorpus, config: PretrainingData, **settings) -> Batch
     return BatchBuilder(corpus, TABLE, config, **sizes)
 
 
-def _loader(corpus: PreparedCorpus, config: PretrainingData, **settings) -> PretrainingLoader:
-    sizes = {
-        "seq_length": 64,
-        "batch_size": 8,
-        "max_predictions_per_seq": 10,
-        "seed": 3,
-        **settings,
-    }
-    return PretrainingLoader(corpus, config, vocab_arrays=TABLE, **sizes)
+def _loader(
+    corpus: PreparedCorpus, config: PretrainingData, start: int = 0, **settings
+) -> PretrainingLoader:
+    return PretrainingLoader(_maker(corpus, config, **settings), start)
 
 
 def _take(loader: PretrainingLoader, count: int) -> list[Batch]:
@@ -325,36 +321,18 @@ def test_masking_of_packed_rows_has_the_same_rates(corpus) -> None:
 
 
 def test_evaluation_batches_are_the_same_every_time(corpus) -> None:
-    sizes = {
-        "seq_length": 64,
-        "batch_size": 8,
-        "max_predictions_per_seq": 10,
-        "seed": 5,
-        "vocab_arrays": TABLE,
-    }
-    first = list(evaluation_batches(corpus, _config(SentencePairs()), num_examples=30, **sizes))
+    pairs = _config(SentencePairs())
+    maker = _maker(corpus, pairs)
+    first = list(evaluation_batches(maker, num_examples=30))
     assert len(first) == 3
-    for a, b in zip(
-        first,
-        evaluation_batches(corpus, _config(SentencePairs()), num_examples=30, **sizes),
-        strict=True,
-    ):
+    for a, b in zip(first, evaluation_batches(maker, num_examples=30), strict=True):
         _assert_equal(a, b)
-    host = evaluation_batches(
-        corpus, _config(SentencePairs()), num_examples=30, process_index=1, process_count=2, **sizes
-    )
+    host = evaluation_batches(_maker(corpus, pairs, process_index=1, process_count=2), 30)
     for a, b in zip(first, host, strict=True):
         np.testing.assert_array_equal(a["input_ids"][4:], b["input_ids"])
-    epoch = _maker(corpus, _config(SentencePairs())).examples_per_epoch
-    everything = list(
-        evaluation_batches(corpus, _config(SentencePairs()), num_examples=10**9, **sizes)
-    )
-    assert len(everything) == epoch // 8
-    sizes["batch_size"] = 2 * epoch
-    assert (
-        len(list(evaluation_batches(corpus, _config(SentencePairs()), num_examples=1, **sizes)))
-        == 1
-    )
+    epoch = maker.examples_per_epoch
+    assert len(list(evaluation_batches(maker, num_examples=10**9))) == epoch // 8
+    assert len(list(evaluation_batches(_maker(corpus, pairs, batch_size=2 * epoch), 1))) == 1
 
 
 def test_corpus_of_one_document_raises_for_pairs_only(tmp_path: Path) -> None:
@@ -406,6 +384,7 @@ def test_invalid_masking_probabilities_raise_config_error() -> None:
 SCRIPT = """
 import sys
 from bert_jax.config.data import PretrainingData
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.apps.testing.random_corpus import random_vocab_arrays
@@ -414,8 +393,10 @@ def main():
     for workers in (0, 2):
         config = PretrainingData(corpus=sys.argv[1], num_workers=workers)
         sizes = dict(seq_length=64, batch_size=8, max_predictions_per_seq=10, seed=3)
-        sizes["vocab_arrays"] = random_vocab_arrays()
-        with PretrainingLoader(PreparedCorpus(sys.argv[1]), config, **sizes) as loader:
+        builder = BatchBuilder(
+            PreparedCorpus(sys.argv[1]), random_vocab_arrays(), config, **sizes
+        )
+        with PretrainingLoader(builder) as loader:
             for _ in range(5):
                 print(next(loader)["input_ids"].sum(), loader.position)
     assert not {"tensorflow", "seqio", "torch"} & set(sys.modules), "heavy import"
@@ -454,12 +435,15 @@ def test_pairs_of_real_speeches_contain_their_text(shared: Path, tmp_path: Path)
         parts = corpus.parts_from(int(corpus.first_part[document]), document)
         texts.append(np.concatenate([part.ids for part in parts]).astype(np.int32).tobytes())
     loader = PretrainingLoader(
-        corpus,
-        _config(SentencePairs()),
-        seq_length=128,
-        batch_size=64,
-        max_predictions_per_seq=20,
-        seed=0,
+        BatchBuilder(
+            corpus,
+            VocabArrays.from_tokenizer(corpus.tokenizer()),
+            _config(SentencePairs()),
+            seq_length=128,
+            batch_size=64,
+            max_predictions_per_seq=20,
+            seed=0,
+        )
     )
     (batch,) = _take(loader, 1)
     ids, mask_id = _unmasked(batch), corpus.tokenizer().mask_id

@@ -153,12 +153,13 @@ def test_hosts_divide_the_batches_of_a_mixture(folders, input_format, hosts: int
 def test_resumed_mixture_continues_with_the_same_batches(folders, input_format) -> None:
     mixed = MixedCorpora(tuple(map(PreparedCorpus, folders)), (0.6, 0.4))
     data = _data(input_format)
-    with PretrainingLoader(mixed, data, vocab_arrays=TABLE, **SIZES) as loader:
+    builder = BatchBuilder(mixed, TABLE, data, **SIZES)
+    with PretrainingLoader(builder) as loader:
         batches = []
         for _ in range(12):
             batches.append((loader.position, next(loader)))
     position = batches[7][0]
-    with PretrainingLoader(mixed, data, vocab_arrays=TABLE, start=position, **SIZES) as resumed:
+    with PretrainingLoader(builder, position) as resumed:
         for _, expected in batches[7:]:
             batch = next(resumed)
             for name in expected:

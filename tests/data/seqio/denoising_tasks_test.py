@@ -26,7 +26,9 @@ from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.seqio.denoising_tasks import register_denoising_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.learn import train_tokenizer_from_files
@@ -71,7 +73,10 @@ def _loader_examples(
         "batch_size": 4,
     }
     examples: list[tuple[list[int], list[int]]] = []
-    with PretrainingLoader(PreparedCorpus(corpus), data, seed=3, **sizes) as loader:
+    prepared = PreparedCorpus(corpus)
+    vocab_arrays = VocabArrays.from_tokenizer(prepared.tokenizer())
+    builder = BatchBuilder(prepared, vocab_arrays, data, seed=3, **sizes)
+    with PretrainingLoader(builder) as loader:
         total = epochs * loader.examples_per_epoch
         while len(examples) < total:
             batch = next(loader)
