@@ -82,8 +82,8 @@ def _polyline(points: Points, area: PlotArea, color: str) -> str:
 def _label(text: str, loss: float, area: PlotArea, color: str, distance: int) -> str:
     """Returns a text at the right end of a line, which falls: a curve's is better below it."""
     return (
-        f'<text x="{area.x(area.high_x) - 4:.1f}" y="{area.y(loss) + distance:.1f}" text-anchor="end" '
-        f'style="fill:{color}">{text}</text>'
+        f'<text x="{area.x(area.high_x) - 4:.1f}" y="{area.y(loss) + distance:.1f}" '
+        f'text-anchor="end" style="fill:{color}">{text}</text>'
     )
 
 
