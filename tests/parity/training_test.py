@@ -41,7 +41,7 @@ from tests.helpers.torch_training import (
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SIZES = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7}
+SIZES: dict[str, Any] = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7}
 TRAIN = train_config(5e-4, AdamW(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01), **SIZES)
 
 
