@@ -140,11 +140,16 @@ def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) ->
 class BatchBuilder:
     """Builds the batch that begins at a position. It has no state and can be pickled.
 
-    seq_length, batch_size, max_predictions_per_seq and target_length are L, the global B, P and T,
-    of which P is for masked LM only and T for denoising only. P is L with `DiffusionMasking`.
-
-    `removed`, [D] bool, are documents, numbered over all corpora of a mixture. An example with text
-    of one of them is padding instead, and all other examples stay what they are.
+    Args:
+      corpus: the prepared corpus, or several with their fractions.
+      vocab_arrays: special tokens and word starts.
+      config: how examples are made from the corpus.
+      seq_length, batch_size, max_predictions_per_seq, target_length: L, the global B, P and T. P is
+        for masked LM only, and is L with `DiffusionMasking`; T is for denoising only.
+      seed: decides order, windows, pairs and masks, together with the position.
+      process_index, process_count: which equal, contiguous part of each batch to build.
+      removed: [D] bool, documents, numbered over all corpora of a mixture. An example with text of
+        one of them is padding instead, and all other examples stay what they are.
 
     Raises:
       ConfigError: a size is out of range.
