@@ -14,7 +14,9 @@ from tqdm import tqdm
 from bert_jax.config.data import Masking, PretrainingData, SingleSegment
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
+from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.loader import evaluation_batches
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import UserError, check_range
 from bert_jax.io.atomic_io import atomic_path
 from bert_jax.models.encoder import EncoderConfig
@@ -130,12 +132,13 @@ def _batches(
     check_range("--num-examples", num_examples, at_least=1)
     corpus = PreparedCorpus(str(corpus_folder))
     length = min(128, config.max_length)
-    return evaluation_batches(
+    batch_builder = BatchBuilder(
         corpus,
+        VocabArrays.from_tokenizer(corpus.tokenizer()),
         PretrainingData(corpus=str(corpus_folder), input_format=SingleSegment(), masking=Masking()),
         seq_length=length,
         batch_size=batch_size,
         max_predictions_per_seq=max(1, round(0.15 * length)),
         seed=SEED,
-        num_examples=num_examples,
     )
+    return evaluation_batches(batch_builder, num_examples)
