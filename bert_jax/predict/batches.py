@@ -24,6 +24,8 @@ from bert_jax.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MIN_LENGTH = 16
+_COMMON_LENGTH = 128
+"""Most texts have fewer tokens, and so few cost little time."""
 TOKENS_PER_BATCH = 4096
 _MANY_TOKENS = 16 * TOKENS_PER_BATCH
 """Number of tokens from which less padding saves more time than further compilations cost."""
@@ -242,12 +244,10 @@ class Buckets:
         rows = min(max(self.max_tokens // length, 1), self.max_rows)
         return 1 << (rows.bit_length() - 1)
 
-    def common_shapes(self) -> list[tuple[int, int]]:
-        """Returns (rows, length) of few batches that can compute any sequence: one row each.
-
-        The batch with the most tokens is the first, so that a lack of memory shows at the start.
-        """
-        return [self.shapes()[0], *((1, length) for length in self.lengths())]
+    @property
+    def common_length(self) -> int:
+        """Returns the length whose program also computes shorter rows that have none yet."""
+        return min(_COMMON_LENGTH, self.max_length)
 
     def shapes(self) -> list[tuple[int, int]]:
         """Returns (rows, length) of every batch, the largest first."""
@@ -325,19 +325,24 @@ class Engine:
     def run(self, sequences: Sequence[TokenSequence]) -> list[Arrays]:
         """Computes a batch: at most `max_rows_for` sequences of the longest one's length.
 
-        If the program of its shape is not compiled yet, it is computed in parts that have one; if
-        no part has, it is compiled first.
+        If the program of its shape is not compiled yet, it is computed in parts that have one, with
+        padding up to `common_length` if needed; if no part has, it is compiled first.
 
         Returns:
           For each sequence the outputs that it names; positions after its length are padding.
         """
         length = self.buckets.length_for(max(map(len, sequences)))
         rows = next_power_of_two(len(sequences))
-        compiled = [r for r, other in self._compiled if other == length and r <= rows]
-        if not compiled:
+        usable = [
+            (other_rows, other)
+            for other_rows, other in self._compiled
+            if other_rows <= rows and other in (length, max(length, self.buckets.common_length))
+        ]
+        if not usable:
             self._compile((rows, length))
-            compiled = [rows]
-        size = max(compiled)
+            usable = [(rows, length)]
+        # The shortest length with a program, and the most rows of those.
+        size, length = min(usable, key=lambda shape: (shape[1], -shape[0]))
         return [
             outputs
             for begin in range(0, len(sequences), size)

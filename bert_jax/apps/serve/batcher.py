@@ -209,7 +209,7 @@ class Batcher:
     def _run(self) -> None:
         try:
             for engine in self._queues if self._warm_up != "none" else ():
-                shapes = engine.buckets.common_shapes() if self._warm_up == "common" else None
+                shapes = [(1, engine.buckets.common_length)] if self._warm_up == "common" else None
                 engine.compile_all(lambda: self._is_stopping, shapes=shapes)
             if self._is_stopping:
                 return
@@ -228,9 +228,9 @@ class Batcher:
     def _compile_others(self) -> None:
         """Compiles all programs while the device thread computes batches."""
         try:
-            for engine in self._queues:
-                common = engine.buckets.common_shapes()
-                engine.compile_all(lambda: self._is_stopping, shapes=common)
+            for engine in self._queues:  # short texts first, which wait least for their program
+                single_rows = [(1, length) for length in engine.buckets.lengths()]
+                engine.compile_all(lambda: self._is_stopping, shapes=single_rows)
             for engine in self._queues:
                 engine.compile_all(lambda: self._is_stopping)
         except Exception:

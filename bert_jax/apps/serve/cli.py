@@ -66,8 +66,8 @@ class Arguments:
     )
     warm_up: WarmUp = flag(
         "",
-        "programs to compile before requests are answered: those for one text of each length, and "
-        "the others in the background (common), all, or none",
+        "programs to compile before requests are answered: one for a text of up to 128 tokens, "
+        "and the others in the background (common), all, or none",
         "common",
     )
     max_length: int | None = _limit("TOKENS", "tokens of a text")

@@ -29,8 +29,8 @@ class ServerConfig:
       shutdown_seconds: how long accepted requests may take after SIGTERM.
       tokenizer_threads: number of threads that tokenize texts and decode outputs.
       warm_up: which programs are compiled before the first request is answered: "all"; "common",
-        those for one sequence of each length, and the others in the background; or "none", so that
-        the first requests wait for theirs.
+        one for each model and kind of request, which sequences of up to 128 tokens fit, and the
+        others in the background; or "none", so that the first requests wait for theirs.
       api_key: the bearer token that requests must have; None for none.
     """
 

@@ -322,7 +322,7 @@ class Sums:
         self.gate = gate
 
     def compile(self, batch):
-        if self.gate is not None and len(self.compiled) == 4:
+        if self.gate is not None and len(self.compiled) == 1:
             self.gate.wait(30)
         self.compiled.append(batch["input_ids"].shape)
 
@@ -340,8 +340,7 @@ def _ones(length: int) -> TokenSequence:
 def test_a_batch_without_a_program_is_computed_in_parts():
     backend = Sums()
     engine = Engine("sums", backend, Buckets(64, 256, 8), pad_id=0)
-    engine.compile_all(shapes=engine.buckets.common_shapes())
-    assert backend.compiled == [(4, 64), (1, 16), (1, 32), (1, 64)]
+    engine.compile_all(shapes=[(4, 64), (1, 16), (1, 32), (1, 64)])
     assert [int(each["sum"]) for each in engine.run([_ones(n) for n in (3, 7, 9)])] == [3, 7, 9]
     assert backend.computed == [(1, 16)] * 3
     engine.compile_all(shapes=[(2, 16)])
@@ -354,6 +353,22 @@ def test_a_batch_without_a_program_is_computed_in_parts():
     assert (engine.num_compiled, cold.num_compiled) == (5, 1)
 
 
+def test_the_common_length_computes_short_texts_until_their_program_is_compiled():
+    backend = Sums()
+    engine = Engine("sums", backend, Buckets(256, 512, 8), pad_id=0)
+    assert engine.buckets.common_length == 128
+    engine.compile_all(shapes=[(1, 128)])
+    assert [int(each["sum"]) for each in engine.run([_ones(3), _ones(40)])] == [3, 40]
+    assert backend.computed == [(1, 128)] * 2
+    # Longer texts do not fit, and a program of 256 tokens is too slow for short ones.
+    engine.run([_ones(200)])
+    engine.run([_ones(3)])
+    assert backend.computed[2:] == [(1, 256), (1, 128)]
+    engine.compile_all(shapes=[(1, 16)])
+    engine.run([_ones(3)])
+    assert backend.computed[-1] == (1, 16)
+
+
 def test_requests_are_answered_while_other_programs_are_compiled():
     gate = threading.Event()
     engine = Engine("sums", backend := Sums(gate), Buckets(64, 256, 8), pad_id=0)
@@ -363,7 +378,7 @@ def test_requests_are_answered_while_other_programs_are_compiled():
     try:
         job = asyncio.run(batcher.compute(engine, [_ones(n) for n in (3, 40, 60)]))
         assert [int(output["sum"]) for output in job.outputs] == [3, 40, 60]
-        assert not gate.is_set() and engine.num_compiled == 4
+        assert not gate.is_set() and engine.num_compiled == 1
     finally:
         gate.set()
     wait_until(lambda: engine.num_compiled == len(engine.buckets.shapes()))
