@@ -353,7 +353,7 @@ def test_a_batch_without_a_program_is_computed_in_parts():
     assert (engine.num_compiled, cold.num_compiled) == (5, 1)
 
 
-def test_the_common_length_computes_short_texts_until_their_program_is_compiled():
+def test_the_common_length_computes_short_texts_at_first():
     backend = Sums()
     engine = Engine("sums", backend, Buckets(256, 512, 8), pad_id=0)
     assert engine.buckets.common_length == 128
