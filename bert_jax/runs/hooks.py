@@ -155,6 +155,9 @@ SMALLEST_SPIKE = 0.5
 """No smaller loss stops a run: a cross-entropy of 0.5 is better than chance even for two classes
 (0.69), and the losses of a model that has learned a few examples by heart are near zero, where they
 vary by any factor from batch to batch."""
+_FEWEST_LOSSES = 10
+"""A mean over fewer says little: of 32 pairs of a contrastive loss, the first batch may have 0.006
+and the others 0.1 to 1."""
 
 
 def _losses_by_task(metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -178,8 +181,9 @@ def _losses_by_task(metrics: Mapping[str, float]) -> dict[str, tuple[float, floa
 class SpikeGuard:
     """Stops the run when the loss is not finite or stays far above its running mean.
 
-    In a run of several tasks there is a mean for each task, and the means are weighted by the
-    tasks' fractions of the batch: what a normal loss is depends on the tasks of the examples.
+    The first ten checks only look for losses that are not finite. In a run of several tasks there
+    is a mean for each task, and the means are weighted by the tasks' fractions of the batch: what a
+    normal loss is depends on the tasks of the examples.
 
     Args:
       every: steps between checks; each check waits for the device.
@@ -218,19 +222,10 @@ class SpikeGuard:
                 f"the loss is {event.metrics['loss']} {self._describe_event(event)}"
             )
         tasks, loss, mean = _losses_by_task(event.metrics), 0.0, 0.0
-        usual_losses: dict[str, float] = {}
         for task, (fraction, task_loss) in tasks.items():
-            # The first loss of a task has nothing to be compared with.
-            usual_losses[task] = statistics.fmean(self._losses_of_task.get(task) or (task_loss,))
             loss += fraction * task_loss
-            mean += fraction * usual_losses[task]
-        # One outlier must not hide a divergence after it, so it counts as twice the limit at most.
-        self._new_checks.append(
-            {
-                task: min(task_loss, 2 * self._factor * usual_losses[task])
-                for task, (_, task_loss) in tasks.items()
-            }
-        )
+            mean += fraction * self._usual_loss(task, task_loss)
+        self._new_checks.append({task: task_loss for task, (_, task_loss) in tasks.items()})
         if loss <= max(self._factor * mean, SMALLEST_SPIKE):
             # Only now do the failed checks before count: if the loss had diverged, it would have
             # become the new mean. Without them, the mean of a noisy loss would fall and fall.
@@ -247,6 +242,14 @@ class SpikeGuard:
 
     def close(self) -> None:
         """Does nothing."""
+
+    def _usual_loss(self, task: str, default: float) -> float:
+        losses = self._losses_of_task[task]
+        if len(losses) < _FEWEST_LOSSES:
+            return default
+        # One outlier must not hide a divergence after it, so it counts as twice the limit at most.
+        largest = 2 * self._factor * statistics.median(losses)
+        return statistics.fmean(min(loss, largest) for loss in losses)
 
     def _describe_event(self, event: StepEvent) -> str:
         last_example = event.position + event.batch_size - 1

@@ -284,6 +284,26 @@ def test_losses_near_zero_may_vary():
         look(watch, 115, 0.6)
 
 
+def test_a_low_first_loss_is_not_the_usual_one():
+    # The losses of a sentence encoder on pairs of questions, which it has learned before.
+    losses = [0.006, 0.480, 0.677, 0.046, 0.216, 0.909, 0.609, 0.649, 0.617, 0.813, 0.7, 0.9]
+    watch = guard()
+    for step, loss in enumerate(losses * 2, 1):
+        look(watch, step, loss)
+    with pytest.raises(TrainingHalted, match=r"running mean 0\.55\d+ in 5 consecutive"):
+        for step in range(25, 30):
+            look(watch, step, 3.0)
+
+
+def test_one_outlier_does_not_hide_a_divergence():
+    watch = guard()
+    for step, loss in enumerate([*[2.0] * 5, 1e6, *[2.0] * 5], 1):
+        look(watch, step, loss)
+    with pytest.raises(TrainingHalted, match="above 2 times its running mean"):
+        for step in range(12, 17):
+            look(watch, step, 6.0)
+
+
 def test_noisy_falling_loss_does_not_stop_the_run():
     watch, noise = guard(), np.random.default_rng(0)
     for step in range(1, 500):
