@@ -33,7 +33,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from turns import Command, Key, Result, in_turns, measure, print_medians
+from turns import Command, Key, Result, in_turns, measure, prepare_cache, print_medians
 
 PEERS = {
     "finetune": "transformers",
@@ -114,10 +114,13 @@ def training(
         until="first update" if until_update else None,
     )
 
-    def with_cache(is_warm: bool) -> Result:
-        for path in (run,) if is_warm else (run, cache):
-            shutil.rmtree(path, ignore_errors=True)
+    def run_once() -> Result:
+        shutil.rmtree(run, ignore_errors=True)
         return measure(verb_command)
+
+    def with_cache(is_warm: bool) -> Result:
+        prepare_cache(cache, is_warm, run_once)
+        return run_once()
 
     measurements: dict[Key, Callable[[], Result]] = {
         (f"{verb}, {texts}", COLD): lambda: with_cache(False),

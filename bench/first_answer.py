@@ -19,7 +19,6 @@ measured again. The heads of predict and fill-mask are random, which changes no 
 
 import argparse
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from turns import (
     cpu_seconds,
     in_turns,
     measure,
+    prepare_cache,
     print_medians,
     start_process,
     stop,
@@ -116,8 +116,7 @@ def answering(verb: str, model: str, cache: Path) -> dict[Key, Callable[[], Resu
     peer = Command(argv=program, until="^{", stream="stdout")
 
     def with_cache(is_warm: bool) -> Result:
-        if not is_warm:
-            shutil.rmtree(cache, ignore_errors=True)
+        prepare_cache(cache, is_warm, lambda: measure(command))
         return measure(command)
 
     return {
@@ -167,10 +166,12 @@ def serving(model: str, cache: Path) -> dict[Key, Callable[[], Result]]:
     script = str(Path(__file__).with_name("serving.py"))
     peer = [sys.executable, script, "--model", model, "--serve-peer", SERVE_PEER]
 
-    def with_cache(is_warm: bool) -> Result:
-        if not is_warm:
-            shutil.rmtree(cache, ignore_errors=True)
+    def run_once() -> Result:
         return measure_server(server, cache_variables(cache))
+
+    def with_cache(is_warm: bool) -> Result:
+        prepare_cache(cache, is_warm, run_once)
+        return run_once()
 
     return {
         (SERVE, COLD): lambda: with_cache(False),

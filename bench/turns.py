@@ -7,6 +7,7 @@ lines has what was measured, so that a bench that was stopped goes on where it w
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -73,6 +74,14 @@ def measure(command: Command) -> Result:
             log.seek(0)
             raise SystemExit(f"{' '.join(command.argv)} failed:\n{log.read()[-4000:]}")
     return result
+
+
+def prepare_cache(cache: Path, is_warm: bool, fill: Callable[[], object]) -> None:
+    """Empties a compilation cache, or fills it if nothing has since the bench was started."""
+    if not is_warm:
+        shutil.rmtree(cache, ignore_errors=True)
+    elif not cache.exists():
+        fill()
 
 
 def start_process(command: Command, log: Any) -> subprocess.Popen[str]:
