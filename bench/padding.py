@@ -90,20 +90,22 @@ def count_tokens(experiment: Experiment) -> tuple[list[int], float, float]:
     Each column of a random batch is padded to its longest text, as DataCollatorWithPadding and
     sentence-transformers do.
     """
+    from bert_jax.batch import PACKED_TOKENS
     from bert_jax.train.workloads import make_workload
 
-    phase, masks = experiment.train.phases[0], []
+    phase, masks, num_positions = experiment.train.phases[0], [], 0
     with make_workload(experiment).loader(0, 0) as loader:
         for _ in range(phase.steps):
             batch = next(iter(loader))
             name = "attention_mask" if "attention_mask" in batch else "choice_attention_mask"
+            num_positions += batch.get(PACKED_TOKENS, batch[name]).size
             masks.append(batch[name].reshape(phase.batch_size, -1, batch[name].shape[-1]))
     sizes = np.concatenate([mask.sum(axis=-1) for mask in masks])
     order = np.random.default_rng(0).permutation(len(sizes))
     longest = sizes[order].reshape(-1, phase.batch_size, sizes.shape[1]).max(axis=1)
     return (
         sorted({mask.shape[-1] for mask in masks}),
-        sum(mask.size for mask in masks) / sizes.sum(),
+        num_positions / sizes.sum(),
         longest.sum() * phase.batch_size / sizes.sum(),
     )
 

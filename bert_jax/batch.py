@@ -2,8 +2,9 @@
 
 Each dim is a letter: B batch, L length, P predictions per sequence, T length of the decoder,
 C classes or scored texts, D width, E width of a guide's vectors, A choices, windows of a text, or
-texts to embed. A batch is a dict from field name to array with exactly the fields of its objective.
-Names are as in BERT's release and Hugging Face. `packing_ids` are what seqio calls segment ids.
+texts to embed, R rows with several of these texts. A batch is a dict from field name to array with
+exactly the fields of its objective. Names are as in BERT's release and Hugging Face. `packing_ids`
+are what seqio calls segment ids.
 """
 
 from collections.abc import Mapping
@@ -86,6 +87,9 @@ FIELDS: dict[str, Field] = {
     ),
     "choice_token_type_ids": Field("BAL", "int32", "0 in the context, 1 in the choice"),
     "choice_attention_mask": Field("BAL", "int32", "1 = real token, 0 = padding"),
+    "packed_tokens": Field(
+        "RL", "int32", "token of a text at this position: text x L + its position; -1 = padding"
+    ),
     "window_mask": Field("BA", "int32", "1 = a window of the text, 0 = padding"),
     "encoder_features": Field("BLD", "float32", "cached output of a frozen encoder"),
     "cls_encoder_features": Field("BD", "float32", "the same, of the first token only"),
@@ -102,6 +106,7 @@ BATCH_AXES = ("data", "fsdp")
 
 ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
 PACKED_FIELDS = ("position_ids", "packing_ids")
+PACKED_TOKENS = "packed_tokens"
 ENCODER_DECODER_FIELDS = ("input_ids", "attention_mask", "decoder_input_ids")
 DECODER_TARGET_FIELDS = ("decoder_target_ids", "decoder_target_weights")
 PACKED_DECODER_FIELDS = (*PACKED_FIELDS, "decoder_position_ids", "decoder_packing_ids")

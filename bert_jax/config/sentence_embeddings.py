@@ -21,6 +21,7 @@ from bert_jax.config.embedding_losses import (
 from bert_jax.config.labeled_data import Columns, FewShot, Glue, LengthBuckets, Snli
 from bert_jax.config.train import ObjectiveBase, TrainConfig
 from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.sentence_encoder.config import (
@@ -193,9 +194,6 @@ class SentenceEmbedding(ObjectiveBase):
     """Configures the training of an encoder of texts, and the loss of its vectors.
 
     Attributes:
-      first_text_length: the most tokens that the first text of an example has, in the whole data.
-        Where the other texts are longer, such as the passages of queries, the first ones are
-        encoded on their own at this length. None encodes all texts at the length of the batch.
       chunk_size: examples whose texts are encoded at once, which must divide the batch size; None
         encodes the whole batch at once. Chunks are encoded one after another and again in the
         backward pass, so the memory is that of a chunk, and the loss and its gradients are those of
@@ -206,14 +204,11 @@ class SentenceEmbedding(ObjectiveBase):
     # What makes vectors of hidden states: one dense vector, a sparse one, or one for each token.
     sentence_encoder: EmbeddingConfig = SentenceEncoderConfig()
     loss: SentenceLoss  # of the vectors; it determines which groups of texts are needed
-    first_text_length: int | None = None
     chunk_size: int | None = None
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         size = self.embedding_size
-        if self.first_text_length is not None:
-            check_range("objective.first_text_length", self.first_text_length, at_least=1)
         expected: dict[type, type] = {
             SpladeLoss: SparseEncoderConfig,
             MaxSimRankingLoss: MultiVectorEncoderConfig,
@@ -237,6 +232,23 @@ class SentenceEmbedding(ObjectiveBase):
                     "examples; expected null, and gradient_accumulation_steps of train.phases "
                     "instead"
                 )
+
+    @property
+    def packs_texts(self) -> bool:
+        """Returns whether several texts of a batch share a row, so that it has little padding.
+
+        Multi-vector models encode queries and documents differently, TSDAE and static queries
+        encode only some of the texts, and all texts of a row would see BigBird's global blocks.
+        """
+        if isinstance(self.loss, MaxSimRankingLoss | DenoisingAutoEncoderLoss):
+            return False
+        encoder = self.sentence_encoder
+        if isinstance(encoder, SparseEncoderConfig) and encoder.has_static_queries:
+            return False
+        return not (
+            isinstance(self.model, BigBirdConfig)
+            and isinstance(self.model.attention, BlockSparseWhenLong)
+        )
 
     @property
     def embedding_size(self) -> int:

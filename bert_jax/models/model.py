@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bert_jax.batch import encoder_inputs
+from bert_jax.batch import PACKED_TOKENS, encoder_inputs
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.model import Pooler
 from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderDecoderConfig, EncoderOutput
@@ -51,6 +51,7 @@ from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, linear
 from bert_jax.models.layers.stack import TokenSelection
 from bert_jax.models.longformer.attention import global_attention_mask
+from bert_jax.models.packing import pack_texts, unpack_texts
 from bert_jax.models.seq2seq.network import EncoderDecoder
 from bert_jax.params.functional import Network
 
@@ -193,22 +194,27 @@ class EncoderWithHeads(nnx.Module):
     ) -> EncoderOutput:
         """Runs the encoder on a batch; choices [B, A, L] are encoded as [B x A, L].
 
-        The other arguments are as for `Encoder.__call__`.
+        With the field `packed_tokens` they are encoded in the rows that it describes, and the
+        output is that of the texts. The other arguments are as for `Encoder.__call__`.
         """
         inputs = encoder_inputs(batch)
+        text_shape, packed_tokens = inputs["input_ids"].shape, batch.get(PACKED_TOKENS)
+        if packed_tokens is not None:
+            inputs = pack_texts(inputs, packed_tokens)
         if selection is not None:
             inputs["selection"] = selection
         if self.global_tokens is not None:
             inputs["global_attention_mask"] = global_attention_mask(
                 self.global_tokens, inputs["input_ids"], inputs.get("position_ids")
             )
-        return self.encoder(
+        output = self.encoder(
             **inputs,
             causal=causal,
             dropout_key=dropout_key,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+        return output if packed_tokens is None else unpack_texts(output, packed_tokens, text_shape)
 
     def masked_lm_logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden states [..., D] to logits over the vocabulary, float32 [..., V]."""

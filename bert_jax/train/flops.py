@@ -14,7 +14,7 @@ def step_flops(
     phase: Phase,
     seq_length: int | None = None,
     *,
-    num_choices: int = 1,
+    num_sequences: int | None = None,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
     lowest_trainable_layer: int = 0,
 ) -> float:
@@ -27,7 +27,7 @@ def step_flops(
       objective: the objective of the phase, or the config of the run's.
       phase: gives the batch size, and the sequence length if `seq_length` is None.
       seq_length: sequence length of the batch.
-      num_choices: sequences for each example; more than 1 for multiple choice only.
+      num_sequences: sequences that are encoded; None for one for each example.
       tuning: whether a step runs the encoder, and what it trains of it. Without `FullTuning` the
         encoder's kernels have no gradients, which halves their products in the backward pass. The
         products of adapters are not counted: up to 4 %, or 13 % with the second product of DoRA.
@@ -40,7 +40,7 @@ def step_flops(
     length, method = seq_length or phase.seq_length, tuning.method
     sizes = BatchSizes(
         examples=phase.batch_size,
-        sequences=phase.batch_size * num_choices,
+        sequences=phase.batch_size if num_sequences is None else num_sequences,
         length=length,
         predictions=phase.max_predictions_per_seq,
         target_length=phase.target_length,

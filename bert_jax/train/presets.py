@@ -16,8 +16,6 @@ import numpy as np
 from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation, Teacher
 from bert_jax.config.embedding_losses import (
-    DenoisingAutoEncoderLoss,
-    MaxSimRankingLoss,
     SentenceLoss,
     SoftmaxLoss,
     compares_examples,
@@ -69,7 +67,6 @@ from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_tas
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
 from bert_jax.data.sentence_embeddings.text_groups import (
     group_features,
-    max_text_lengths,
     read_text_groups,
 )
 from bert_jax.errors import ConfigError, UserError, check_range
@@ -594,8 +591,16 @@ def sentence_embedding_experiment(
         seed=seed,
         pad_id=tokenizer.pad_id,
     )
+    objective = SentenceEmbedding(
+        model=loaded.config,
+        sentence_encoder=dataclasses.replace(base, max_seq_length=max_length),
+        loss=loss,
+        chunk_size=chunk_size,
+    )
     lengths = features.lengths
-    if compares_examples(loss):  # a batch has the length of its longest text
+    if objective.packs_texts:  # other lengths would save no padding
+        lengths = lengths[[np.argmax(lengths)]]
+    elif compares_examples(loss):  # a batch has the length of its longest text
         lengths = np.append(lengths[loader.epoch_batches(0)].max(axis=1), lengths.max())
     steps = _count_steps(loader, epochs)
     bucket_lengths = fit_bucket_lengths(lengths, max_length, steps)
@@ -604,13 +609,7 @@ def sentence_embedding_experiment(
     return Experiment(
         name="sentence-encoder",
         seed=seed,
-        objective=SentenceEmbedding(
-            model=loaded.config,
-            sentence_encoder=dataclasses.replace(base, max_seq_length=max_length),
-            loss=loss,
-            first_text_length=_first_text_length(features, loss),
-            chunk_size=chunk_size,
-        ),
+        objective=objective,
         data=SentenceEmbeddingData(
             train=train,
             dev=dev,
@@ -628,19 +627,6 @@ def sentence_embedding_experiment(
             eval_every,
         ),
     )
-
-
-def _first_text_length(features: Features, loss: SentenceLoss) -> int | None:
-    """Returns the tokens of the longest first text if the others are at least twice as long.
-
-    Otherwise it returns None: the program of a step has the encoder once instead of twice, and
-    takes half as long to compile. A multi-vector model has a length for queries of its own.
-    """
-    if isinstance(loss, MaxSimRankingLoss | DenoisingAutoEncoderLoss):
-        return None
-    first, *others = max_text_lengths(features)
-    first = -(-first // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-    return first if others and 2 * first <= max(others) else None
 
 
 def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:

@@ -237,7 +237,7 @@ def _compile_phase(
 ) -> CompiledPhase:
     train, phase = setup.experiment.train, setup.experiment.train.phases[index]
     input_sharding = sharding.batch_sharding(setup.mesh)
-    num_choices = shapes[-1].get("A", 1)
+    num_sequences = shapes[-1].get("R", phase.batch_size * shapes[-1].get("A", 1))
     abstract_params = paths.flatten(setup.abstract["params"])
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -249,12 +249,12 @@ def _compile_phase(
         steps=steps,
         total_steps=train.steps,
         batch_size=phase.batch_size,
-        sequences_per_batch=phase.batch_size * num_choices,
+        sequences_per_batch=num_sequences,
         step_flops=functools.partial(
             step_flops,
             setup.objective_of(phase),
             phase,
-            num_choices=num_choices,
+            num_sequences=num_sequences,
             tuning=train.tuning,
             lowest_trainable_layer=lowest_trainable_depth(abstract_params, train.tuning),
         ),

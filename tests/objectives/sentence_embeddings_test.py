@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import small_config
+from bert_jax.batch import PACKED_TOKENS
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.embedding_losses import (
     AdaptiveLayerLoss,
@@ -25,6 +26,7 @@ from bert_jax.config.embedding_losses import (
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import MeshConfig
+from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_group
 from bert_jax.errors import ConfigError
 from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
@@ -144,29 +146,45 @@ def test_chunks_on_eight_devices_give_the_loss_of_one(params, name):
         assert_equal(value_and_gradients(chunked, sharded, shards), expected)
 
 
+def pack(batch, num_parts: int = 1, num_rows: int | None = None) -> dict[str, np.ndarray]:
+    """Adds the rows of packed texts to a batch; by default, as few as are needed."""
+    lengths = batch["choice_attention_mask"].sum(axis=-1)
+    if num_rows is None:
+        num_rows = num_parts * rows_per_group(lengths, LENGTH, 1, num_parts)
+    return {**batch, PACKED_TOKENS: packed_tokens(lengths, (num_rows, LENGTH), 1, num_parts)}
+
+
 @pytest.mark.parametrize("name", [None, "gist", "layers"])
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_short_first_texts_are_encoded_at_their_own_length(params, name, chunk_size):
+def test_packed_texts_give_the_loss_of_padded_ones(params, name, chunk_size):
     loss, num_texts, targets = WITH_TARGETS.get(name, (CONFIG.loss, 2, {}))
     config, batch = dataclasses.replace(CONFIG, loss=loss), make_batch(num_texts) | targets
-    for array in batch.values():
-        if array.ndim == 3 and array.shape[-1] == LENGTH:
-            array[:, 0, 5:] = 0
-    plain = SentenceEmbeddingObjective(config)
-    short = SentenceEmbeddingObjective(
-        dataclasses.replace(config, first_text_length=5, chunk_size=chunk_size)
-    )
-    expected = value_and_gradients(plain, params, batch)
-    assert_equal(value_and_gradients(short, params, batch), expected)
-    metrics = short.compute_loss(params, batch, short.loss_denominators(batch), None).metrics
-    num_tokens, positions = batch["choice_attention_mask"].sum(), 5 + (num_texts - 1) * LENGTH
+    expected = value_and_gradients(SentenceEmbeddingObjective(config), params, batch)
+    objective = SentenceEmbeddingObjective(dataclasses.replace(config, chunk_size=chunk_size))
+    packed = pack(batch, 1 if chunk_size is None else SIZE // chunk_size)
+    assert_equal(value_and_gradients(objective, params, packed), expected)
+    arrays = jax.device_put(packed)
+    metrics = objective.compute_loss(
+        params, arrays, objective.loss_denominators(arrays), None
+    ).metrics
+    num_tokens, positions = batch["choice_attention_mask"].sum(), packed[PACKED_TOKENS].size
     total, weight = metrics["padding_fraction"]
-    assert (float(total), float(weight)) == (SIZE * positions - num_tokens, SIZE * positions)
+    assert positions < SIZE * num_texts * LENGTH
+    assert (float(total), float(weight)) == (positions - num_tokens, positions)
 
 
-def test_short_first_texts_have_dropout(params):
-    config = dataclasses.replace(CONFIG, first_text_length=5)
-    objective, batch = SentenceEmbeddingObjective(config), jax.device_put(make_batch(2))
+def test_packed_texts_on_eight_devices_give_the_loss_of_one(params, plain):
+    """A text may be on another device than its row."""
+    mesh, objective = sharding.make_mesh(MeshConfig(data=4, fsdp=2)), SentenceEmbeddingObjective
+    packed = pack(make_batch(3), num_rows=40)
+    batch = sharding.put_batch(packed, sharding.batch_sharding(mesh))
+    sharded = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    with jax.set_mesh(mesh):
+        assert_equal(value_and_gradients(objective(CONFIG), sharded, batch), plain)
+
+
+def test_packed_texts_have_dropout(params):
+    objective, batch = SentenceEmbeddingObjective(CONFIG), jax.device_put(pack(make_batch(2)))
     first, second = (
         np.asarray(objective.example_vectors(params, batch, jax.random.key(seed)))
         for seed in (0, 1)

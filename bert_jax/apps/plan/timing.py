@@ -107,7 +107,7 @@ def model_flops(
         experiment.objective,
         inputs.phase,
         sizes["L"],
-        num_choices=sizes.get("A", 1),
+        num_sequences=inputs.num_sequences,
         tuning=experiment.train.tuning,
         lowest_trainable_layer=lowest_trainable_layer,
     )

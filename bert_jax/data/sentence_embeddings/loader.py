@@ -14,16 +14,18 @@ position continues with the same batches on any number of processes.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import PACKED_TOKENS
 from bert_jax.config.sentence_embeddings import PairSampling
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import Batch, collate, plan_batches, shuffle_batches
 from bert_jax.data.pretraining.rng import epoch_key, permute
+from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_group
 from bert_jax.errors import UserError
 
 
@@ -185,6 +187,9 @@ class SentenceEmbeddingLoader:
         a regularization grows from 0 with their square); the batch field `regularizer_scale` is the
         part of the weight at this update. None for losses without such a field.
       deletion: of words of the first text of each example; None for none.
+      num_parts: the parts of a batch that are encoded one after another, for `packed_tokens`.
+      packed_rows: for each length, the rows of the batch field `packed_tokens`; see
+        `count_packed_rows`. None for batches without this field.
       start: the `position` of an earlier loader, to continue from there.
 
     Raises:
@@ -205,6 +210,8 @@ class SentenceEmbeddingLoader:
         process_count: int = 1,
         regularizer_warmup: tuple[int, int] | None = None,
         deletion: WordDeletion | None = None,
+        num_parts: int = 1,
+        packed_rows: Mapping[int, int] | None = None,
         start: int = 0,
     ) -> None:
         self._features, self._bucket_lengths = features, tuple(bucket_lengths)
@@ -217,6 +224,10 @@ class SentenceEmbeddingLoader:
         )
         self._position, self._regularizer_warmup = start, regularizer_warmup
         self._deletion = deletion
+        self._process_index, self._process_count = process_index, process_count
+        self._num_parts, self._packed_rows = num_parts, packed_rows
+        lengths = [len(ids) for ids in features.input_ids]
+        self._text_lengths = np.array(lengths).reshape(len(features), -1)
         self._epochs: list[np.ndarray] = []
 
     @property
@@ -240,6 +251,23 @@ class SentenceEmbeddingLoader:
         lengths = {self._length(self._batch(index)) for index in range(num_batches)}
         return sorted(lengths)
 
+    def count_packed_rows(self, num_batches: int, multiple: int) -> dict[int, int]:
+        """Returns for each length how many rows the texts of the first batches need.
+
+        Args:
+          multiple: of which the rows of a part must be a multiple, over all processes.
+        """
+        counts: dict[int, int] = {}
+        for indices in map(self._batch, range(num_batches)):
+            length, texts = self._length(indices), self._text_lengths[indices]
+            count = rows_per_group(texts, length, self._process_count, self._num_parts)
+            counts[length] = max(count, counts.get(length, 0))
+        rounded = {
+            length: -(-count * self._process_count // multiple) * multiple
+            for length, count in counts.items()
+        }
+        return {length: count * self._num_parts for length, count in sorted(rounded.items())}
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 
@@ -259,6 +287,15 @@ class SentenceEmbeddingLoader:
             first_step, warmup_steps = self._regularizer_warmup
             scale = regularizer_scale(first_step + step, warmup_steps)
             batch["regularizer_scale"] = np.full(len(batch["example_weights"]), scale, np.float32)
+        if self._packed_rows is not None:
+            length = self._length(indices)
+            rows = packed_tokens(
+                self._text_lengths[indices],
+                (self._packed_rows[length], length),
+                self._process_count,
+                self._num_parts,
+            )
+            batch[PACKED_TOKENS] = np.split(rows, self._process_count)[self._process_index]
         if self._deletion is not None:
             self._delete_words(self._deletion, batch, step, indices[self._process_rows])
         return batch

@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from bert_jax.batch import PACKED_TOKENS
 from bert_jax.config.embedding_losses import (
     AnglELoss,
     ContrastiveLoss,
@@ -45,7 +46,6 @@ from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, Wo
 from bert_jax.data.sentence_embeddings.text_groups import (
     TextGroups,
     group_features,
-    max_text_lengths,
     read_text_groups,
     repeated_texts,
     single_texts,
@@ -91,6 +91,7 @@ class SentenceEmbeddingWorkload(Workload):
         path = teacher_path(self._config.loss)
         self._targets = {} if path else loss_targets(self._groups, self._config.loss)
         self._features = functools.cache(self._make_features)
+        self._packed_rows = functools.cache(self._count_packed_rows)
 
     def prepare_run_folder(self, folder: Path) -> None:
         """Checks the tokenizer against the model and saves it; see `Workload`."""
@@ -125,16 +126,31 @@ class SentenceEmbeddingWorkload(Workload):
         for name, dim in (("teacher_vectors", "D"), ("guide_vectors", "E")):
             if name in self._targets:
                 sizes[dim] = self._targets[name][0].shape[-1]
+        if (rows := self._packed_rows(phase_index)) is not None:
+            return [{**sizes, "L": length, "R": count} for length, count in rows.items()]
         lengths = self._loader(phase_index, 0).distinct_batch_lengths(phase.steps)
         return [{**sizes, "L": length} for length in lengths]
+
+    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
+        """Returns the fields that the objective needs, and that of packed rows."""
+        return (*objective.batch_fields(), *((PACKED_TOKENS,) if self._config.packs_texts else ()))
+
+    def _count_packed_rows(self, phase_index: int) -> dict[int, int] | None:
+        if not self._config.packs_texts:
+            return None
+        steps = self._phases[phase_index].steps
+        return self._loader(phase_index, 0).count_packed_rows(steps, jax.device_count())
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[SentenceEmbeddingLoader]:
         """Opens the training loader; see `Workload`."""
-        yield self._loader(phase_index, position)
+        yield self._loader(phase_index, position, self._packed_rows(phase_index))
 
-    def _loader(self, phase_index: int, position: int) -> SentenceEmbeddingLoader:
-        phase = self._phases[phase_index]
+    def _loader(
+        self, phase_index: int, position: int, packed_rows: Mapping[int, int] | None = None
+    ) -> SentenceEmbeddingLoader:
+        phase, chunk_size = self._phases[phase_index], self._config.chunk_size
+        num_chunks = 1 if chunk_size is None else phase.batch_size // chunk_size
         return make_loader(
             self._features(phase.seq_length),
             self._groups,
@@ -142,6 +158,8 @@ class SentenceEmbeddingWorkload(Workload):
             self._data.batch_lengths(phase.seq_length),
             regularizer_warmup=self._regularizer_warmup(phase_index),
             deletion=self._deletion(),
+            packed_rows=packed_rows,
+            num_parts=num_chunks * phase.gradient_accumulation_steps,
             batch_size=phase.batch_size,
             seed=self._seed + phase_index,
             pad_id=self._tokenizer.pad_id,
@@ -208,13 +226,6 @@ class SentenceEmbeddingWorkload(Workload):
         features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
-        limit = self._config.first_text_length
-        if limit is not None and (longest := max_text_lengths(features)[0]) > limit:
-            raise ConfigError(
-                f"objective.first_text_length is {limit}, but the longest first text of "
-                f"{groups.name} has {longest} tokens; expected at least {longest}, or null to "
-                "encode all texts at one length"
-            )
         return features
 
 
@@ -241,12 +252,13 @@ def make_loader(
     *,
     regularizer_warmup: tuple[int, int] | None = None,
     deletion: WordDeletion | None = None,
+    packed_rows: Mapping[int, int] | None = None,
     **settings: int,
 ) -> SentenceEmbeddingLoader:
     """Returns the batches of this process, in the way that the loss needs them.
 
     Args:
-      regularizer_warmup, deletion: see `SentenceEmbeddingLoader`.
+      regularizer_warmup, deletion, packed_rows: see `SentenceEmbeddingLoader`.
       settings: further arguments of `SentenceEmbeddingLoader`.
     """
     return SentenceEmbeddingLoader(
@@ -256,6 +268,7 @@ def make_loader(
         by_length=not compares_examples(loss),
         regularizer_warmup=regularizer_warmup,
         deletion=deletion,
+        packed_rows=packed_rows,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         **settings,

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from bert_jax.batch import PACKED_TOKENS
 from bert_jax.config.labeled_data import Glue, Snli
 from bert_jax.config.sentence_embeddings import NliFiles, StsBenchmark, TextFile
 from bert_jax.data.finetuning.features import Features
@@ -89,6 +90,25 @@ def test_each_epoch_deletes_other_words_and_a_restart_the_same():
     np.testing.assert_array_equal(
         next(restarted)["choice_input_ids"], batches[3]["choice_input_ids"]
     )
+
+
+def test_processes_have_their_part_of_the_packed_rows():
+    rows = make_loader(process_count=2).count_packed_rows(5, multiple=4)
+    assert list(rows) == [16] and rows[16] % 4 == 0
+    whole = make_loader(packed_rows=rows)
+    parts = [
+        make_loader(packed_rows=rows, process_index=process, process_count=2) for process in (0, 1)
+    ]
+    for _ in range(5):
+        batch, shared = next(whole), [next(part) for part in parts]
+        packed = np.concatenate([part[PACKED_TOKENS] for part in shared])
+        assert packed.shape == batch[PACKED_TOKENS].shape == (rows[16], 16)
+        # The same tokens, since both processes together have the same texts.
+        for tokens in (packed, batch[PACKED_TOKENS]):
+            ids, mask = batch["choice_input_ids"].ravel(), batch["choice_attention_mask"].ravel()
+            found = tokens[tokens >= 0]
+            np.testing.assert_array_equal(np.sort(found), np.flatnonzero(mask))
+            assert sorted(ids[found].tolist()) == sorted(ids[mask > 0].tolist())
 
 
 def test_no_text_is_twice_in_a_batch_and_no_example_twice_in_an_epoch():

@@ -178,10 +178,35 @@ def test_errors_of_the_command_line(folder, capsys, flags, message):
     assert not (folder / "errors").exists()
 
 
-def test_first_texts_that_are_too_long_are_refused(folder, capsys):
-    assert train(folder, "long", "--set", "objective.first_text_length=2") == 2
-    message = "objective.first_text_length is 2, but the longest first text of "
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--loss", "multiple-negatives-ranking"),
+        ("--loss", "multiple-negatives-ranking", "--chunk-size", "8"),
+        ("--loss", "cosine-similarity", "--score", "score", "--score-range", "0", "4"),
+    ],
+)
+def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypatch, flags):
+    """Without dropout, whose random numbers are others."""
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(PLAIN, k=draw.choice((1, 3, 16)))) for _ in range(192)]
+    lines = [f"{texts[n]},{texts[n + 96]},{4 * (n % 2)}" for n in range(96)]
+    (tmp_path / "train.csv").write_text("\n".join(("first,second,score", *lines)))
+    flags = (*flags, "--train", f"{tmp_path}/train.csv", "--max-length", "20", "--batch-size", "16")
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    settings = tuple(f"objective.model.{name}=0" for name in rates)
+    losses, padding = {}, {}
+    for name, packs in (("packed", True), ("padded", False)):
+        monkeypatch.setattr(SentenceEmbedding, "packs_texts", packs)
+        run = f"{name}{len(flags)}"
+        assert train(folder, run, *flags, settings=settings) == 0
+        records = read_metrics(folder / run / "metrics.jsonl")
+        losses[name] = [each["loss"] for each in records]
+        padding[name] = np.array([each["padding_fraction"] for each in records])
+    # The rows of a chunk are a multiple of eight devices, here as many as its texts.
+    assert (padding["packed"] < padding["padded"] - 0.1).all() or "--chunk-size" in flags
+    assert len(set(losses["packed"])) >= 5
+    np.testing.assert_allclose(losses["packed"], losses["padded"], rtol=2e-5)
 
 
 def test_processes_are_joined_before_anything_is_read(folder, capsys, monkeypatch):
