@@ -54,12 +54,18 @@ def _num_parameters(params: Any) -> int:
 
 
 def log_phase(
-    seq_length: int, num_steps: int, batch_size: int, examples_per_epoch: int, is_packed: bool
+    seq_length: int,
+    num_steps: int,
+    batch_size: int,
+    tokens_per_batch: int,
+    examples_per_epoch: int,
+    is_packed: bool,
 ) -> None:
     """Logs what a phase trains on, before its train step is compiled.
 
     Args:
       num_steps: the updates that are left, fewer than the phase has in a resumed run.
+      tokens_per_batch: of the longest batches, padding included.
       is_packed: whether a sequence has one or more examples, so that epochs are a lower bound.
     """
     num_examples = num_steps * batch_size
@@ -67,7 +73,7 @@ def log_phase(
     _log(
         f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} "
         f"{'packed sequences' if is_packed else 'examples'}, at most "
-        f"{num_examples * seq_length:,} tokens with padding, {'at least ' if is_packed else ''}"
+        f"{num_steps * tokens_per_batch:,} tokens with padding, {'at least ' if is_packed else ''}"
         f"{f'{num_epochs:,.0f}' if num_epochs >= 10 else f'{num_epochs:.2g}'} epochs; "
         "compiling the train step"
     )

@@ -132,10 +132,12 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                 with meter.paused():
                     evaluator = workload.evaluator(objective, index, mesh)
                     loader = phase_stack.enter_context(workload.loader(index, position))
+                    shapes = workload.shapes(index)
                     log_phase(
                         phase.seq_length,
                         len(steps),
                         phase.batch_size,
+                        _num_sequences(shapes[-1]) * shapes[-1]["L"],
                         loader.examples_per_epoch,
                         is_packed="packing_ids" in fields,
                     )
@@ -149,7 +151,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                     evaluate.check_best_metric(state["params"])
                     state_hooks.insert(0, evaluate)  # a checkpoint has its step's evaluation
                 with meter.paused():
-                    compiled = _compile_phase(setup, index, fields, workload.shapes(index), steps)
+                    compiled = _compile_phase(setup, index, fields, shapes, steps)
                     barrier(f"the first step of phase {index + 1}")
                 watchdog.start("step", steps[0])
                 state, stop = train_phase(compiled, state, loader, hooks, state_hooks, meter)
@@ -228,6 +230,11 @@ def _prepare_run_folder(
     return run_folder.external_checkpoint_dir(folder)
 
 
+def _num_sequences(sizes: dict[str, int]) -> int:
+    """Returns how many sequences of a batch the encoder computes: packed rows, or all texts."""
+    return sizes.get("R", sizes["B"] * sizes.get("A", 1))
+
+
 def _compile_phase(
     setup: TrainSetup,
     index: int,
@@ -237,7 +244,7 @@ def _compile_phase(
 ) -> CompiledPhase:
     train, phase = setup.experiment.train, setup.experiment.train.phases[index]
     input_sharding = sharding.batch_sharding(setup.mesh)
-    num_sequences = shapes[-1].get("R", phase.batch_size * shapes[-1].get("A", 1))
+    num_sequences = _num_sequences(shapes[-1])
     abstract_params = paths.flatten(setup.abstract["params"])
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:

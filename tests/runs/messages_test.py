@@ -20,6 +20,7 @@ def test_model_and_phase_are_described(caplog):
         shapes,
     )
     sizes = {"seq_length": 64, "num_steps": 50, "batch_size": 16, "examples_per_epoch": 1600}
+    sizes["tokens_per_batch"] = 1024
     messages.log_phase(**sizes, is_packed=False)
     messages.log_phase(**sizes, is_packed=True)
     model, phase, packed_phase = caplog.messages
@@ -43,6 +44,7 @@ def test_number_of_trained_parameters_is_logged(caplog):
 def test_many_epochs_are_not_in_scientific_notation(caplog):
     caplog.set_level(logging.INFO)
     sizes = {"seq_length": 64, "num_steps": 1230, "batch_size": 10, "examples_per_epoch": 100}
+    sizes["tokens_per_batch"] = 640
     messages.log_phase(**sizes, is_packed=False)
     assert ", 123 epochs; " in caplog.text
 

@@ -184,6 +184,10 @@ def test_errors_of_the_command_line(folder, capsys, flags, message):
         ("--loss", "multiple-negatives-ranking"),
         ("--loss", "multiple-negatives-ranking", "--chunk-size", "8"),
         ("--loss", "cosine-similarity", "--score", "score", "--score-range", "0", "4"),
+        (
+            *("--loss", "cosine-similarity", "--score", "score", "--score-range", "0", "4"),
+            *("--set", "train.phases.0.gradient_accumulation_steps=2"),
+        ),
     ],
 )
 def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypatch, flags):
@@ -203,8 +207,9 @@ def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypat
         records = read_metrics(folder / run / "metrics.jsonl")
         losses[name] = [each["loss"] for each in records]
         padding[name] = np.array([each["padding_fraction"] for each in records])
-    # The rows of a chunk are a multiple of eight devices, here as many as its texts.
-    assert (padding["packed"] < padding["padded"] - 0.1).all() or "--chunk-size" in flags
+    # The rows of a part are a multiple of eight devices, here as many as its texts.
+    in_parts = "--chunk-size" in flags or "--set" in flags
+    assert (padding["packed"] < padding["padded"] - 0.1).all() or in_parts
     assert len(set(losses["packed"])) >= 5
     np.testing.assert_allclose(losses["packed"], losses["padded"], rtol=2e-5)
 
