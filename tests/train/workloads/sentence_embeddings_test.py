@@ -178,19 +178,19 @@ def test_errors_of_the_command_line(folder, capsys, flags, message):
     assert not (folder / "errors").exists()
 
 
+COSINE = ("--loss", "cosine-similarity", "--score", "score", "--score-range", "0", "4")
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "setting"),
     [
-        ("--loss", "multiple-negatives-ranking"),
-        ("--loss", "multiple-negatives-ranking", "--chunk-size", "8"),
-        ("--loss", "cosine-similarity", "--score", "score", "--score-range", "0", "4"),
-        (
-            *("--loss", "cosine-similarity", "--score", "score", "--score-range", "0", "4"),
-            *("--set", "train.phases.0.gradient_accumulation_steps=2"),
-        ),
+        (("--loss", "multiple-negatives-ranking"), None),
+        (("--loss", "multiple-negatives-ranking", "--chunk-size", "8"), None),
+        (COSINE, None),
+        (COSINE, "train.phases.0.gradient_accumulation_steps=2"),
     ],
 )
-def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypatch, flags):
+def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypatch, flags, setting):
     """Without dropout, whose random numbers are others."""
     draw = random.Random(1)
     texts = [" ".join(draw.choices(PLAIN, k=draw.choice((1, 3, 16)))) for _ in range(192)]
@@ -198,17 +198,17 @@ def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypat
     (tmp_path / "train.csv").write_text("\n".join(("first,second,score", *lines)))
     flags = (*flags, "--train", f"{tmp_path}/train.csv", "--max-length", "20", "--batch-size", "16")
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    settings = tuple(f"objective.model.{name}=0" for name in rates)
+    settings = [f"objective.model.{name}=0" for name in rates] + ([setting] if setting else [])
     losses, padding = {}, {}
     for name, packs in (("packed", True), ("padded", False)):
         monkeypatch.setattr(SentenceEmbedding, "packs_texts", packs)
-        run = f"{name}{len(flags)}"
-        assert train(folder, run, *flags, settings=settings) == 0
+        run = f"{name}{len(flags)}{len(settings)}"
+        assert train(folder, run, *flags, settings=tuple(settings)) == 0
         records = read_metrics(folder / run / "metrics.jsonl")
         losses[name] = [each["loss"] for each in records]
         padding[name] = np.array([each["padding_fraction"] for each in records])
     # The rows of a part are a multiple of eight devices, here as many as its texts.
-    in_parts = "--chunk-size" in flags or "--set" in flags
+    in_parts = "--chunk-size" in flags or setting
     assert (padding["packed"] < padding["padded"] - 0.1).all() or in_parts
     assert len(set(losses["packed"])) >= 5
     np.testing.assert_allclose(losses["packed"], losses["padded"], rtol=2e-5)
