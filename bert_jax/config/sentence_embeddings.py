@@ -194,6 +194,10 @@ class SentenceEmbedding(ObjectiveBase):
     """Configures the training of an encoder of texts, and the loss of its vectors.
 
     Attributes:
+      first_text_length: the most tokens that the first text of an example has, in the whole data.
+        Where texts do not share rows (`packs_texts`) and the others are longer, such as the
+        passages of queries, the first ones are encoded on their own at this length. None encodes
+        all texts at the length of the batch.
       chunk_size: examples whose texts are encoded at once, which must divide the batch size; None
         encodes the whole batch at once. Chunks are encoded one after another and again in the
         backward pass, so the memory is that of a chunk, and the loss and its gradients are those of
@@ -204,11 +208,14 @@ class SentenceEmbedding(ObjectiveBase):
     # What makes vectors of hidden states: one dense vector, a sparse one, or one for each token.
     sentence_encoder: EmbeddingConfig = SentenceEncoderConfig()
     loss: SentenceLoss  # of the vectors; it determines which groups of texts are needed
+    first_text_length: int | None = None
     chunk_size: int | None = None
     compute: ComputeConfig = ComputeConfig()  # dtype, layer loop and memory of a step
 
     def __post_init__(self) -> None:
         size = self.embedding_size
+        if self.first_text_length is not None:
+            check_range("objective.first_text_length", self.first_text_length, at_least=1)
         expected: dict[type, type] = {
             SpladeLoss: SparseEncoderConfig,
             MaxSimRankingLoss: MultiVectorEncoderConfig,
@@ -237,18 +244,16 @@ class SentenceEmbedding(ObjectiveBase):
     def packs_texts(self) -> bool:
         """Returns whether several texts of a batch share a row, so that it has little padding.
 
-        Multi-vector models encode queries and documents differently, TSDAE and static queries
-        encode only some of the texts, and all texts of a row would see BigBird's global blocks.
+        Only for one dense vector of each text: most of the computation of a sparse model is its
+        masked-LM head, which reads each text on its own; a multi-vector model encodes queries and
+        documents differently; TSDAE encodes only one of two texts. All texts of a row would see
+        BigBird's global blocks.
         """
-        if isinstance(self.loss, MaxSimRankingLoss | DenoisingAutoEncoderLoss):
-            return False
-        encoder = self.sentence_encoder
-        if isinstance(encoder, SparseEncoderConfig) and encoder.has_static_queries:
-            return False
-        return not (
-            isinstance(self.model, BigBirdConfig)
-            and isinstance(self.model.attention, BlockSparseWhenLong)
+        has_blocks = isinstance(self.model, BigBirdConfig) and isinstance(
+            self.model.attention, BlockSparseWhenLong
         )
+        is_dense = isinstance(self.sentence_encoder, SentenceEncoderConfig)
+        return is_dense and not has_blocks and not isinstance(self.loss, DenoisingAutoEncoderLoss)
 
     @property
     def embedding_size(self) -> int:

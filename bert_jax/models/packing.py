@@ -1,7 +1,8 @@
 """Encodes short texts in common rows: packs them on the device, and unpacks the hidden states.
 
 The rows are planned with the batch (`data/sentence_embeddings/packed_rows.py`). A text attends to
-its own tokens only and has its own positions, so its hidden states are those of a row of its own.
+its own tokens only and has its own positions, so without dropout its hidden states are those of a
+row of its own. On several devices XLA gathers the states of all rows.
 """
 
 from collections.abc import Mapping

@@ -42,7 +42,7 @@ class BatchSizes(NamedTuple):
 
     Attributes:
       examples: B.
-      sequences: B, or B x A for choices and windows.
+      sequences: B, or B x A for choices and windows, or R for packed texts.
       length: L.
       predictions: P.
       target_length: T.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.config.embedding_losses import MaxSimRankingLoss, SpladeLoss
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
-from bert_jax.losses import WeightedMean, is_correct, padding_fraction
+from bert_jax.losses import WeightedMean, is_correct
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.sentence_encoder.config import (
     SENTENCE_HEAD,
@@ -45,7 +45,6 @@ from bert_jax.objectives.sentence_embeddings import (
     encode_in_chunks,
     encoded_padding,
     first_texts,
-    text_fields,
     text_rows,
 )
 from bert_jax.params.functional import Params
@@ -88,7 +87,7 @@ class SparseEmbeddingObjective(Objective):
         """Computes the loss with its regularization; metrics are the accuracy and the sparsity."""
         vectors_BAV = self.example_vectors(params, batch, dropout_key)
         total, metrics = splade_loss(self._loss, vectors_BAV, batch)
-        metrics = metrics | encoded_padding(batch)
+        metrics = metrics | encoded_padding(batch, self.config.first_text_length)
         return LossOutput(total / loss_denominators["loss"], metrics)
 
     def example_vectors(
@@ -100,14 +99,14 @@ class SparseEmbeddingObjective(Objective):
 
         def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
             if not is_static:
-                return embed_texts(network.embed, texts, key)
+                return embed_texts(network.embed, texts, self.config.first_text_length, key)
             size, num_texts, _ = texts[CHOICE_FIELDS[0]].shape
             vectors = network.embed(text_rows(texts, slice(1, None)), key)
             queries = network.static_queries(text_rows(texts, slice(0, 1)))
             others = vectors.reshape(size, num_texts - 1, -1)
             return jnp.concatenate([queries[:, None], others], axis=1)
 
-        return encode_in_chunks(encode, text_fields(batch), dropout_key, self.config.chunk_size)
+        return encode_in_chunks(encode, _texts(batch), dropout_key, self.config.chunk_size)
 
     def head_flops(self, sizes: BatchSizes) -> float:
         """Returns the forward FLOPs of the masked-LM head at all positions."""
@@ -176,12 +175,7 @@ class MultiVectorEmbeddingObjective(Objective):
         """Computes the loss; the metric is the accuracy of finding positives."""
         vectors = self.example_vectors(params, batch, dropout_key)
         is_mean = self._vector_config.similarity == "meanmaxsim"
-        queries, documents = (
-            first_texts(batch, self._query_length),
-            text_rows(batch, slice(1, None)),
-        )
-        padding = jax.tree.map(jnp.add, padding_fraction(queries), padding_fraction(documents))
-        metrics = {"padding_fraction": WeightedMean(*padding)}
+        metrics = encoded_padding(batch, self._query_length)
         if self._loss.distillation is not None:
             scores = own_late_interaction_scores(vectors, is_mean=is_mean)
             losses = score_distillation_loss(self._loss.distillation, scores, batch[TEACHER_SCORES])
@@ -211,7 +205,7 @@ class MultiVectorEmbeddingObjective(Objective):
                 have.reshape(size, -1, have.shape[1]),
             )
 
-        return encode_in_chunks(encode, text_fields(batch), dropout_key, self.config.chunk_size)
+        return encode_in_chunks(encode, _texts(batch), dropout_key, self.config.chunk_size)
 
     def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the encoder with its projection."""
@@ -305,3 +299,7 @@ def _accuracy(logits: jax.Array) -> WeightedMean:
 
 def _num_examples(batch: Batch) -> jax.Array:
     return jnp.float32(batch[CHOICE_FIELDS[0]].shape[0])
+
+
+def _texts(batch: Batch) -> Batch:
+    return {name: batch[name] for name in CHOICE_FIELDS}

@@ -142,7 +142,7 @@ class SentenceEmbeddingObjective(Objective):
             total, metrics = adaptive_layer_loss(self._dense_loss, vectors, batch, classifier)
         else:
             total, metrics = loss_of_vectors(self._dense_loss, vectors, batch, classifier)
-        metrics = metrics | encoded_padding(batch)
+        metrics = metrics | encoded_padding(batch, self.config.first_text_length)
         return LossOutput(total / loss_denominators["loss"], metrics)
 
     def example_vectors(
@@ -153,6 +153,8 @@ class SentenceEmbeddingObjective(Objective):
         For an `AdaptiveLayerLoss` they are those of all layers, [B, A, N + 1, E].
         """
         network = self.network.merge(params)
+        fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
+        texts = {name: batch[name] for name in (*fields, PACKED_TOKENS) if name in batch}
         has_layers = isinstance(self._dense_loss, AdaptiveLayerLoss)
 
         def embed(inputs: Batch, key: jax.Array | None) -> jax.Array:
@@ -161,9 +163,9 @@ class SentenceEmbeddingObjective(Objective):
             return network.embed(inputs, None, key)
 
         def encode(texts: Batch, key: jax.Array | None) -> jax.Array:
-            return embed_texts(embed, texts, key)
+            return embed_texts(embed, texts, self.config.first_text_length, key)
 
-        return encode_in_chunks(encode, text_fields(batch), dropout_key, self.config.chunk_size)
+        return encode_in_chunks(encode, texts, dropout_key, self.config.chunk_size)
 
     def embed(self, params: Params, batch: Batch) -> jax.Array:
         """Computes the vectors of texts without dropout, float32 [B, E]: pure, for `jax.jit`.
@@ -239,34 +241,54 @@ def encode_in_chunks(
 def embed_texts(
     embed: Callable[[Batch, jax.Array | None], jax.Array],
     texts: Batch,
+    first_length: int | None,
     dropout_key: jax.Array | None,
 ) -> jax.Array:
     """Returns the outputs of `embed` for all texts of examples, [B, A, ...].
 
     Args:
       embed: maps the encoder's fields [rows, L] and a dropout key to [rows, ...].
-      texts: see `text_fields`.
+      texts: `CHOICE_FIELDS` [B, A, L], or `ENCODER_FIELDS` [B, L], and "packed_tokens" if texts
+        share rows.
+      first_length: see `SentenceEmbedding.first_text_length`.
       dropout_key: None to apply no dropout.
     """
-    inputs = encoder_inputs(texts)
-    if PACKED_TOKENS in texts:
-        inputs[PACKED_TOKENS] = texts[PACKED_TOKENS]
-    vectors = embed(inputs, dropout_key)
-    return vectors.reshape(_num_examples(texts), -1, *vectors.shape[1:])
+    size = _num_examples(texts)
+    first, others = _split_texts(texts, first_length)
+    if first is None:
+        vectors = embed(others, dropout_key)
+        return vectors.reshape(size, -1, *vectors.shape[1:])
+    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+    first_vectors, vectors = embed(first, keys[0]), embed(others, keys[1])
+    vectors = vectors.reshape(size, -1, *vectors.shape[1:])
+    return jnp.concatenate([first_vectors[:, None], vectors], axis=1)
 
 
-def text_fields(batch: Batch) -> Batch:
-    """Returns the fields of the texts, [B, A, L] or [B, L], and their packed rows, if any."""
-    fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
-    return {name: batch[name] for name in (*fields, PACKED_TOKENS) if name in batch}
-
-
-def encoded_padding(batch: Batch) -> Metrics:
+def encoded_padding(batch: Batch, first_length: int | None) -> Metrics:
     """Returns the fraction of the encoded positions that are padding."""
-    if PACKED_TOKENS not in batch:
-        return {"padding_fraction": padding_fraction(encoder_inputs(batch))}
-    is_token = (batch[PACKED_TOKENS] >= 0).astype(jnp.int32)
-    return {"padding_fraction": padding_fraction({"attention_mask": is_token})}
+    if PACKED_TOKENS in batch:
+        is_token = (batch[PACKED_TOKENS] >= 0).astype(jnp.int32)
+        return {"padding_fraction": padding_fraction({"attention_mask": is_token})}
+    first, others = _split_texts(batch, first_length)
+    fraction = padding_fraction(others)
+    if first is not None:
+        fraction = WeightedMean(*jax.tree.map(jnp.add, fraction, padding_fraction(first)))
+    return {"padding_fraction": fraction}
+
+
+def _split_texts(texts: Batch, first_length: int | None) -> tuple[Batch | None, Batch]:
+    """Returns the first texts [B, first_length] if they are encoded on their own, and the others.
+
+    Otherwise there are no first texts, and the others are all texts, [B x A, L].
+    """
+    if PACKED_TOKENS in texts:
+        return None, encoder_inputs(texts) | {PACKED_TOKENS: texts[PACKED_TOKENS]}
+    if CHOICE_FIELDS[0] not in texts:
+        return None, encoder_inputs(texts)
+    _, num_texts, length = texts[CHOICE_FIELDS[0]].shape
+    if first_length is None or first_length >= length or num_texts == 1:
+        return None, encoder_inputs(texts)
+    return first_texts(texts, first_length), text_rows(texts, slice(1, None))
 
 
 def first_texts(texts: Batch, length: int | None) -> Batch:

@@ -13,7 +13,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -146,7 +146,8 @@ class CompiledPhase:
       steps: the update numbers to run; the first update of a run is number 1.
       total_steps: updates of the whole run.
       batch_size: examples in a batch.
-      sequences_per_batch: `batch_size` times the choices of an example (multiple choice).
+      num_sequences: length of a batch -> the sequences that the encoder computes: `batch_size`
+        times the choices of an example (multiple choice), or rows of packed texts.
       step_flops: model FLOPs of one step as a function of the batch's sequence length.
       to_device: moves this process's part of a batch to its devices.
     """
@@ -156,7 +157,7 @@ class CompiledPhase:
     steps: range
     total_steps: int
     batch_size: int
-    sequences_per_batch: int
+    num_sequences: Mapping[int, int]
     step_flops: Callable[[int], float]
     to_device: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]
 
@@ -188,7 +189,8 @@ def train_phase(
         # `LimitInFlightSteps` bounds how far the host runs ahead.
         state, metrics = phase.compiled_step(state, phase.to_device(batch))
         seq_length = batch_lib.sequence_length(batch)
-        meter.add(phase.sequences_per_batch * seq_length, phase.step_flops(seq_length))
+        tokens = phase.num_sequences[seq_length] * seq_length
+        meter.add(tokens, phase.step_flops(seq_length))
         event = StepEvent(
             step=step,
             total_steps=phase.total_steps,

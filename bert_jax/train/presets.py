@@ -16,6 +16,8 @@ import numpy as np
 from bert_jax.config.data import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.config.distillation import TEACHER_PARAMS, SoftLabels, TaskDistillation, Teacher
 from bert_jax.config.embedding_losses import (
+    DenoisingAutoEncoderLoss,
+    MaxSimRankingLoss,
     SentenceLoss,
     SoftmaxLoss,
     compares_examples,
@@ -67,6 +69,7 @@ from bert_jax.data.finetuning.readers.load_task import has_soft_labels, load_tas
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader
 from bert_jax.data.sentence_embeddings.text_groups import (
     group_features,
+    max_text_lengths,
     read_text_groups,
 )
 from bert_jax.errors import ConfigError, UserError, check_range
@@ -269,7 +272,7 @@ def _log_lengths(
     shorter = [str(length) for length in bucket_lengths if length < longest]
     needed = next((length for length in bucket_lengths if length >= longest), max_length)
     logger.info(
-        "maximum length: %d tokens (%s); training batches are padded to %s tokens; change the "
+        "maximum length: %d tokens (%s); training batches have rows of %s tokens; change the "
         "maximum with --max-length",
         max_length,
         found,
@@ -582,28 +585,26 @@ def sentence_embedding_experiment(
         )
     max_length = max_length or min(base.max_seq_length or longest, longest)
     features = features_of_length(max_length)
-    loader = make_loader(
-        features,
-        groups,
-        loss,
-        (max_length,),
-        batch_size=batch_size,
-        seed=seed,
-        pad_id=tokenizer.pad_id,
-    )
     objective = SentenceEmbedding(
         model=loaded.config,
         sentence_encoder=dataclasses.replace(base, max_seq_length=max_length),
         loss=loss,
         chunk_size=chunk_size,
     )
-    lengths = features.lengths
-    if objective.packs_texts:  # other lengths would save no padding
-        lengths = lengths[[np.argmax(lengths)]]
-    elif compares_examples(loss):  # a batch has the length of its longest text
-        lengths = np.append(lengths[loader.epoch_batches(0)].max(axis=1), lengths.max())
+    if not objective.packs_texts:
+        first_text_length = _first_text_length(features, loss)
+        objective = dataclasses.replace(objective, first_text_length=first_text_length)
+    loader = make_loader(
+        features,
+        groups,
+        objective,
+        (max_length,),
+        batch_size=batch_size,
+        seed=seed,
+        pad_id=tokenizer.pad_id,
+    )
     steps = _count_steps(loader, epochs)
-    bucket_lengths = fit_bucket_lengths(lengths, max_length, steps)
+    bucket_lengths = _fit_text_lengths(features, objective, loader, max_length, steps)
     if has_default_length:
         _log_lengths(max_length, features.lengths, features.num_truncated, bucket_lengths)
     return Experiment(
@@ -627,6 +628,46 @@ def sentence_embedding_experiment(
             eval_every,
         ),
     )
+
+
+def _fit_text_lengths(
+    features: Features,
+    objective: SentenceEmbedding,
+    loader: SentenceEmbeddingLoader,
+    max_length: int,
+    num_updates: int,
+) -> tuple[int, ...]:
+    """Returns the bucket lengths of a run that trains a sentence encoder."""
+    lengths = features.lengths
+    if not (objective.packs_texts or compares_examples(objective.loss)):
+        return fit_bucket_lengths(lengths, max_length, num_updates)
+    # A batch has the length of its longest text.
+    batches = loader.epoch_batches(0)
+    longest = np.append(lengths[batches].max(axis=1), lengths.max())
+    if not objective.packs_texts:
+        return fit_bucket_lengths(longest, max_length, num_updates)
+    sizes = np.array([len(ids) for ids in features.input_ids]).reshape(len(lengths), -1)
+    num_tokens = sizes.sum(axis=1)[batches].sum(axis=1)
+    return fit_bucket_lengths(
+        longest,
+        max_length,
+        num_updates,
+        packed_tokens=np.append(num_tokens, 0),
+        num_parts=batches.shape[1] // (objective.chunk_size or batches.shape[1]),
+    )
+
+
+def _first_text_length(features: Features, loss: SentenceLoss) -> int | None:
+    """Returns the tokens of the longest first text if the others are at least twice as long.
+
+    Otherwise it returns None: the program of a step has the encoder once instead of twice, and
+    takes half as long to compile. A multi-vector model has a length for queries of its own.
+    """
+    if isinstance(loss, MaxSimRankingLoss | DenoisingAutoEncoderLoss):
+        return None
+    first, *others = max_text_lengths(features)
+    first = -(-first // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return first if others and 2 * first <= max(others) else None
 
 
 def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:

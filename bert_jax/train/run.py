@@ -6,7 +6,6 @@ phase of training after another; the final evaluation with the best parameters.
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import shlex
@@ -137,7 +136,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                         phase.seq_length,
                         len(steps),
                         phase.batch_size,
-                        _num_sequences(shapes[-1]) * shapes[-1]["L"],
+                        max(math.prod(sizes) for sizes in _num_sequences(shapes).items()),
                         loader.examples_per_epoch,
                         is_packed="packing_ids" in fields,
                     )
@@ -230,9 +229,9 @@ def _prepare_run_folder(
     return run_folder.external_checkpoint_dir(folder)
 
 
-def _num_sequences(sizes: dict[str, int]) -> int:
-    """Returns how many sequences of a batch the encoder computes: packed rows, or all texts."""
-    return sizes.get("R", sizes["B"] * sizes.get("A", 1))
+def _num_sequences(shapes: list[dict[str, int]]) -> dict[int, int]:
+    """Returns for each length the sequences of a batch: packed rows, or the texts of examples."""
+    return {sizes["L"]: sizes.get("R", sizes["B"] * sizes.get("A", 1)) for sizes in shapes}
 
 
 def _compile_phase(
@@ -244,7 +243,7 @@ def _compile_phase(
 ) -> CompiledPhase:
     train, phase = setup.experiment.train, setup.experiment.train.phases[index]
     input_sharding = sharding.batch_sharding(setup.mesh)
-    num_sequences = _num_sequences(shapes[-1])
+    objective, num_sequences = setup.objective_of(phase), _num_sequences(shapes)
     abstract_params = paths.flatten(setup.abstract["params"])
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -256,12 +255,12 @@ def _compile_phase(
         steps=steps,
         total_steps=train.steps,
         batch_size=phase.batch_size,
-        sequences_per_batch=num_sequences,
-        step_flops=functools.partial(
-            step_flops,
-            setup.objective_of(phase),
+        num_sequences=num_sequences,
+        step_flops=lambda length: step_flops(
+            objective,
             phase,
-            num_sequences=num_sequences,
+            length,
+            num_sequences=num_sequences[length],
             tuning=train.tuning,
             lowest_trainable_layer=lowest_trainable_depth(abstract_params, train.tuning),
         ),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bert_jax.apps.testing.models import small_config
-from bert_jax.batch import PACKED_TOKENS
 from bert_jax.config.config_lib import from_json, to_json
 from bert_jax.config.embedding_losses import (
     DistillKLDivLoss,
@@ -21,9 +20,7 @@ from bert_jax.config.embedding_losses import (
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import MeshConfig
-from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_group
 from bert_jax.errors import ConfigError
-from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.sentence_encoder.config import (
     Dense,
     MultiVectorEncoderConfig,
@@ -114,26 +111,9 @@ def test_gradients_with_chunks_equal_those_of_the_whole_batch(case):
     assert all(
         np.linalg.norm(leaf) > 0 for leaf in jax.tree.leaves(plain[1].get("sentence_head", {}))
     )
-    chunked = dataclasses.replace(config, chunk_size=4)
-    assert_equal(value_and_gradients(chunked, params, make_batch(config)), plain)
-
-
-@pytest.mark.parametrize("chunk_size", [None, 4])
-def test_packed_texts_of_a_sparse_model_give_the_loss_of_padded_ones(chunk_size):
-    config, batch = dataclasses.replace(SPLADE, chunk_size=chunk_size), make_batch(SPLADE)
-    params, num_parts = quick_init(make_objective(config).abstract()), SIZE // (chunk_size or SIZE)
-    lengths = batch["choice_attention_mask"].sum(axis=-1)
-    shape = num_parts * rows_per_group(lengths, LENGTH, 1, num_parts), LENGTH
-    packed = {**batch, PACKED_TOKENS: packed_tokens(lengths, shape, 1, num_parts)}
-    expected = value_and_gradients(SPLADE, params, batch)
-    assert_equal(value_and_gradients(config, params, packed), expected)
-
-
-def test_only_models_that_encode_all_texts_alike_pack_them():
-    packing = [name for name, config in CONFIGS.items() if config.packs_texts]
-    assert packing == ["splade", "splade distillation"]
-    bigbird = dataclasses.replace(SPLADE, model=BigBirdConfig.from_size("base"))
-    assert not bigbird.packs_texts
+    for first_length in (None, 6):
+        chunked = dataclasses.replace(config, chunk_size=4, first_text_length=first_length)
+        assert_equal(value_and_gradients(chunked, params, make_batch(config)), plain)
 
 
 def test_eight_devices_give_the_loss_of_one(case):

@@ -26,7 +26,7 @@ from bert_jax.config.embedding_losses import (
 )
 from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import MeshConfig
-from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_group
+from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_part
 from bert_jax.errors import ConfigError
 from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig
 from bert_jax.objectives.sentence_embeddings import SentenceEmbeddingObjective
@@ -150,7 +150,7 @@ def pack(batch, num_parts: int = 1, num_rows: int | None = None) -> dict[str, np
     """Adds the rows of packed texts to a batch; by default, as few as are needed."""
     lengths = batch["choice_attention_mask"].sum(axis=-1)
     if num_rows is None:
-        num_rows = num_parts * rows_per_group(lengths, LENGTH, 1, num_parts)
+        num_rows = num_parts * rows_per_part(lengths, LENGTH, 1, num_parts)
     return {**batch, PACKED_TOKENS: packed_tokens(lengths, (num_rows, LENGTH), 1, num_parts)}
 
 

@@ -12,8 +12,9 @@ from bert_jax.cli import finetune
 from bert_jax.config.data import FineTuningData, MultiTaskData
 from bert_jax.config.embedding_losses import (
     CosineSimilarityLoss,
-    DenoisingAutoEncoderLoss,
+    MaxSimRankingLoss,
     MultipleNegativesRankingLoss,
+    SpladeLoss,
 )
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import Columns, Conll, TaskConfig, Windows
@@ -122,10 +123,10 @@ def test_default_length_is_logged(long_model, tmp_path, caplog):
     fine_tuning_experiment(columns_of(tmp_path, 5, 5, 400), long_model, epochs=200)
     fine_tuning_experiment(columns_of(tmp_path, 5, 400), long_model, epochs=200, max_length=64)
     assert caplog.messages == [
-        "maximum length: 128 tokens (longest training example: 45); training batches are padded to "
+        "maximum length: 128 tokens (longest training example: 45); training batches have rows of "
         "8 or 48 tokens; change the maximum with --max-length",
-        "maximum length: 256 tokens (2 training examples are longer); training batches are padded "
-        "to 8 or 256 tokens; change the maximum with --max-length",
+        "maximum length: 256 tokens (2 training examples are longer); training batches have rows "
+        "of 8 or 256 tokens; change the maximum with --max-length",
     ]
 
 
@@ -143,24 +144,42 @@ def test_lengths_of_several_tasks_are_those_of_the_longest(long_model, tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("loss", "num_words", "expected"),
+    [
+        (SpladeLoss(), (5, 30), 8),
+        (SpladeLoss(), (5, 12), None),  # 14 tokens are not twice 8
+        (SpladeLoss(), (30, 5), None),
+        (MaxSimRankingLoss(), (5, 30), None),
+        (MultipleNegativesRankingLoss(), (5, 30), None),  # its texts share rows
+    ],
+)
+def test_short_first_texts_have_a_length_of_their_own(
+    long_model, tmp_path, loss, num_words, expected
+):
+    rows = "".join(f"{n} {'a ' * (num_words[0] - 1)},{n} {'sea ' * num_words[1]}\n" for n in "12")
+    (tmp_path / "train.csv").write_text("one,two\n" + rows)
+    file = TextFile(path=f"{tmp_path}/train.csv", texts=("one", "two"))
+    config = sentence_embedding_experiment(file, long_model, loss, batch_size=2)
+    assert isinstance(config.objective, SentenceEmbedding)
+    assert config.objective.first_text_length == expected
+
+
+@pytest.mark.parametrize(
     ("loss", "num_words", "read", "length", "buckets"),
     [
-        # Packed texts need no row shorter than the longest text, which has 45 tokens.
-        (CosineSimilarityLoss(), [5, 5, 5, 43], None, 128, (48, 96)),
+        # Rows of 48 tokens would be half empty in batches of two short pairs.
+        (CosineSimilarityLoss(), [5, 5, 5, 43], None, 128, (8, 48, 96)),
         (MultipleNegativesRankingLoss(), [43, 43, 43, 5], None, 128, (48, 96)),
-        (CosineSimilarityLoss(), [5, 5, 5, 200], None, 208, ()),
-        (CosineSimilarityLoss(), [5, 5, 5, 200], 64, 64, ()),
-        # TSDAE encodes the first of its two texts alone, in rows of its own.
-        (DenoisingAutoEncoderLoss(), [5, 5, 5, 43], None, 128, (8, 48, 96)),
+        (CosineSimilarityLoss(), [5, 5, 5, 200], None, 208, (8,)),
+        (CosineSimilarityLoss(), [5, 5, 5, 200], 64, 64, (8,)),
     ],
 )
 def test_lengths_of_texts_to_embed(long_model, tmp_path, loss, num_words, read, length, buckets):
     has_scores = isinstance(loss, CosineSimilarityLoss)
     rows = "".join(f"{n} {'sea ' * (size - 1)},the {n},1\n" for n, size in enumerate(num_words))
     (tmp_path / "train.csv").write_text("one,two,score\n" + rows)
-    texts = ("one",) if isinstance(loss, DenoisingAutoEncoderLoss) else ("one", "two")
     file = TextFile(
-        path=f"{tmp_path}/train.csv", texts=texts, score="score" if has_scores else None
+        path=f"{tmp_path}/train.csv", texts=("one", "two"), score="score" if has_scores else None
     )
     encoder = SentenceEncoderConfig(max_seq_length=read)
     config = sentence_embedding_experiment(

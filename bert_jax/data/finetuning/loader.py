@@ -280,7 +280,12 @@ LENGTH_MULTIPLE = 8
 
 
 def fit_bucket_lengths(
-    lengths: np.ndarray, max_length: int, num_updates: float = _MANY_UPDATES
+    lengths: np.ndarray,
+    max_length: int,
+    num_updates: float = _MANY_UPDATES,
+    *,
+    packed_tokens: np.ndarray | None = None,
+    num_parts: int = 1,
 ) -> tuple[int, ...]:
     """Chooses the bucket lengths with which a run has few tokens, padding included.
 
@@ -291,6 +296,8 @@ def fit_bucket_lengths(
       lengths: int [n], the number of tokens of each sequence, or of the longest in each batch.
       num_updates: the updates of the run. In a short one the compilation of a further train step
         takes longer than it saves.
+      packed_tokens: int [n], the tokens of each batch, if its texts share rows of its length.
+      num_parts: the parts of such a batch that have rows of their own.
 
     Returns:
       Multiples of 8, ascending, all below `max_length`.
@@ -302,6 +309,9 @@ def fit_bucket_lengths(
 
     def num_tokens(chosen: list[int]) -> int:
         ascending = np.sort(chosen)
+        if packed_tokens is not None:
+            row_of_parts = num_parts * ascending[np.searchsorted(ascending, rounded)]
+            return int(np.sum(-(-packed_tokens // row_of_parts) * row_of_parts))
         return int(np.sum(counts * ascending[np.searchsorted(ascending, candidates)]))
 
     min_saving = _COMPILATION / min(num_updates, _MANY_UPDATES)

@@ -25,7 +25,7 @@ from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import Batch, collate, plan_batches, shuffle_batches
 from bert_jax.data.pretraining.rng import epoch_key, permute
-from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_group
+from bert_jax.data.sentence_embeddings.packed_rows import packed_tokens, rows_per_part
 from bert_jax.errors import UserError
 
 
@@ -187,7 +187,7 @@ class SentenceEmbeddingLoader:
         a regularization grows from 0 with their square); the batch field `regularizer_scale` is the
         part of the weight at this update. None for losses without such a field.
       deletion: of words of the first text of each example; None for none.
-      num_parts: the parts of a batch that are encoded one after another, for `packed_tokens`.
+      num_parts: the microbatches or chunks of a batch, which have packed rows of their own.
       packed_rows: for each length, the rows of the batch field `packed_tokens`; see
         `count_packed_rows`. None for batches without this field.
       start: the `position` of an earlier loader, to continue from there.
@@ -252,15 +252,17 @@ class SentenceEmbeddingLoader:
         return sorted(lengths)
 
     def count_packed_rows(self, num_batches: int, multiple: int) -> dict[int, int]:
-        """Returns for each length how many rows the texts of the first batches need.
+        """Returns for each length of the first batches the rows of `packed_tokens` that they need.
+
+        They are those of all parts and processes.
 
         Args:
-          multiple: of which the rows of a part must be a multiple, over all processes.
+          multiple: the number of devices, over which the rows of a part are split evenly.
         """
         counts: dict[int, int] = {}
         for indices in map(self._batch, range(num_batches)):
             length, texts = self._length(indices), self._text_lengths[indices]
-            count = rows_per_group(texts, length, self._process_count, self._num_parts)
+            count = rows_per_part(texts, length, self._process_count, self._num_parts)
             counts[length] = max(count, counts.get(length, 0))
         rounded = {
             length: -(-count * self._process_count // multiple) * multiple

@@ -1,4 +1,10 @@
-"""Plans rows of several short texts, so that the encoder computes little padding."""
+"""Plans rows of several short texts, so that the encoder computes little padding.
+
+A process collates its own texts, and the parts of a batch are encoded one after another: they are
+microbatches (gradient accumulation) or chunks (`objective.chunk_size`). So each process has rows of
+its own for each part. Which texts share a row decides their dropout, and it depends on the number
+of processes.
+"""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -26,13 +32,10 @@ def fill_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def rows_per_group(
+def rows_per_part(
     lengths_BA: np.ndarray, row_length: int, process_count: int, num_parts: int
 ) -> int:
-    """Returns the most rows that a group of texts of a batch needs.
-
-    A group has the texts of one process in one part of the batch: parts are encoded one after
-    another, and a process collates its own texts.
+    """Returns the most rows that the texts of one process in one part of a batch need.
 
     Args:
       lengths_BA: int [B, A], the number of tokens of each text.
@@ -50,7 +53,7 @@ def packed_tokens(
     Row i is in the part i % num_parts, whose texts it numbers, and every process has equally many.
 
     Args:
-      lengths_BA, num_parts: see `rows_per_group`.
+      lengths_BA, num_parts: see `rows_per_part`.
       shape: R and L.
 
     Raises:

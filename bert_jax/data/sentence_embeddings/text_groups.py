@@ -109,6 +109,12 @@ def text_ids(groups: TextGroups) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
+def max_text_lengths(features: Features) -> list[int]:
+    """Returns the number of tokens of the longest first text of all groups, second text, ..."""
+    lengths = [len(ids) for ids in features.input_ids]
+    return [max(lengths[column :: features.num_choices]) for column in range(features.num_choices)]
+
+
 def group_features(
     groups: TextGroups,
     tokenizer: Tokenizer,

@@ -41,11 +41,12 @@ from bert_jax.config.sentence_embeddings import SentenceEmbedding, SentenceEmbed
 from bert_jax.config.train import LabeledEval
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
+from bert_jax.data.finetuning.loader import evaluation_batches, fit_bucket_lengths, gather_outputs
 from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, WordDeletion
 from bert_jax.data.sentence_embeddings.text_groups import (
     TextGroups,
     group_features,
+    max_text_lengths,
     read_text_groups,
     repeated_texts,
     single_texts,
@@ -91,6 +92,7 @@ class SentenceEmbeddingWorkload(Workload):
         path = teacher_path(self._config.loss)
         self._targets = {} if path else loss_targets(self._groups, self._config.loss)
         self._features = functools.cache(self._make_features)
+        self._mesh = experiment.mesh
         self._packed_rows = functools.cache(self._count_packed_rows)
 
     def prepare_run_folder(self, folder: Path) -> None:
@@ -138,8 +140,9 @@ class SentenceEmbeddingWorkload(Workload):
     def _count_packed_rows(self, phase_index: int) -> dict[int, int] | None:
         if not self._config.packs_texts:
             return None
+        data, fsdp, _ = self._mesh.axis_sizes(jax.device_count())
         steps = self._phases[phase_index].steps
-        return self._loader(phase_index, 0).count_packed_rows(steps, jax.device_count())
+        return self._loader(phase_index, 0).count_packed_rows(steps, data * fsdp)
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Generator[SentenceEmbeddingLoader]:
@@ -154,7 +157,7 @@ class SentenceEmbeddingWorkload(Workload):
         return make_loader(
             self._features(phase.seq_length),
             self._groups,
-            self._config.loss,
+            self._config,
             self._data.batch_lengths(phase.seq_length),
             regularizer_warmup=self._regularizer_warmup(phase_index),
             deletion=self._deletion(),
@@ -200,11 +203,12 @@ class SentenceEmbeddingWorkload(Workload):
             )
         sharding.check_batch_size(evaluation.batch_size, 1, mesh)
         seq_length = self._phases[phase_index].seq_length
+        features = group_features(_flat(self._dev), self._tokenizer, seq_length)
         return SimilarityEvaluator(
             objective,
             self._dev,
-            group_features(_flat(self._dev), self._tokenizer, seq_length),
-            self._data.batch_lengths(seq_length),
+            features,
+            (*fit_bucket_lengths(features.lengths, seq_length), seq_length),
             batch_size=evaluation.batch_size,
             pad_id=self._tokenizer.pad_id,
             mesh=mesh,
@@ -226,6 +230,13 @@ class SentenceEmbeddingWorkload(Workload):
         features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
+        limit = self._config.first_text_length
+        if limit is not None and (longest := max_text_lengths(features)[0]) > limit:
+            raise ConfigError(
+                f"objective.first_text_length is {limit}, but the longest first text of "
+                f"{groups.name} has {longest} tokens; expected at least {longest}, or null to "
+                "encode all texts at one length"
+            )
         return features
 
 
@@ -247,7 +258,7 @@ def _check_dropout(objective: SentenceEmbedding, tuning: TuningConfig) -> None:
 def make_loader(
     features: Features,
     groups: TextGroups,
-    loss: SentenceLoss,
+    objective: SentenceEmbedding,
     bucket_lengths: Sequence[int],
     *,
     regularizer_warmup: tuple[int, int] | None = None,
@@ -263,9 +274,9 @@ def make_loader(
     """
     return SentenceEmbeddingLoader(
         features,
-        text_ids(groups) if has_in_batch_negatives(loss) else None,
+        text_ids(groups) if has_in_batch_negatives(objective.loss) else None,
         bucket_lengths,
-        by_length=not compares_examples(loss),
+        by_length=not objective.packs_texts and not compares_examples(objective.loss),
         regularizer_warmup=regularizer_warmup,
         deletion=deletion,
         packed_rows=packed_rows,

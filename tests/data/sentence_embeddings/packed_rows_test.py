@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.sentence_embeddings.packed_rows import fill_rows, packed_tokens, rows_per_group
+from bert_jax.data.sentence_embeddings.packed_rows import fill_rows, packed_tokens, rows_per_part
 
 
 def test_rows_have_every_text_once_and_few_are_needed():
@@ -26,7 +26,7 @@ def test_longest_texts_come_first_into_the_fullest_row():
 def test_each_token_of_a_part_has_one_place(process_count, num_parts):
     size, num_texts, length = 16, 3, 12
     lengths = np.random.default_rng(1).integers(2, length + 1, (size, num_texts))
-    count = rows_per_group(lengths, length, process_count, num_parts)
+    count = rows_per_part(lengths, length, process_count, num_parts)
     shape = (count + 1) * process_count * num_parts, length  # one more row than is needed
     found = packed_tokens(lengths, shape, process_count, num_parts)
     assert (found.shape, found.dtype) == (shape, np.int32)
