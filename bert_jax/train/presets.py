@@ -646,8 +646,7 @@ def _fit_text_lengths(
     longest = np.append(lengths[batches].max(axis=1), lengths.max())
     if not objective.packs_texts:
         return fit_bucket_lengths(longest, max_length, num_updates)
-    sizes = np.array([len(ids) for ids in features.input_ids]).reshape(len(lengths), -1)
-    num_tokens = sizes.sum(axis=1)[batches].sum(axis=1)
+    num_tokens = loader.text_lengths.sum(axis=1)[batches].sum(axis=1)
     return fit_bucket_lengths(
         longest,
         max_length,

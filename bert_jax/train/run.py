@@ -244,7 +244,9 @@ def _compile_phase(
     train, phase = setup.experiment.train, setup.experiment.train.phases[index]
     input_sharding = sharding.batch_sharding(setup.mesh)
     objective, num_sequences = setup.objective_of(phase), _num_sequences(shapes)
-    abstract_params = paths.flatten(setup.abstract["params"])
+    lowest_trainable_layer = lowest_trainable_depth(
+        paths.flatten(setup.abstract["params"]), train.tuning
+    )
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.put_batch({name: batch[name] for name in fields}, input_sharding)
@@ -262,7 +264,7 @@ def _compile_phase(
             length,
             num_sequences=num_sequences[length],
             tuning=train.tuning,
-            lowest_trainable_layer=lowest_trainable_depth(abstract_params, train.tuning),
+            lowest_trainable_layer=lowest_trainable_layer,
         ),
         to_device=to_device,
     )

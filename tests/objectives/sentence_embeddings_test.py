@@ -146,6 +146,36 @@ def test_chunks_on_eight_devices_give_the_loss_of_one(params, name):
         assert_equal(value_and_gradients(chunked, sharded, shards), expected)
 
 
+@pytest.mark.parametrize("name", [None, "gist", "layers"])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_short_first_texts_are_encoded_at_their_own_length(params, name, chunk_size):
+    loss, num_texts, targets = WITH_TARGETS.get(name, (CONFIG.loss, 2, {}))
+    config, batch = dataclasses.replace(CONFIG, loss=loss), make_batch(num_texts) | targets
+    for array in batch.values():
+        if array.ndim == 3 and array.shape[-1] == LENGTH:
+            array[:, 0, 5:] = 0
+    plain = SentenceEmbeddingObjective(config)
+    short = SentenceEmbeddingObjective(
+        dataclasses.replace(config, first_text_length=5, chunk_size=chunk_size)
+    )
+    expected = value_and_gradients(plain, params, batch)
+    assert_equal(value_and_gradients(short, params, batch), expected)
+    metrics = short.compute_loss(params, batch, short.loss_denominators(batch), None).metrics
+    num_tokens, positions = batch["choice_attention_mask"].sum(), 5 + (num_texts - 1) * LENGTH
+    total, weight = metrics["padding_fraction"]
+    assert (float(total), float(weight)) == (SIZE * positions - num_tokens, SIZE * positions)
+
+
+def test_short_first_texts_have_dropout(params):
+    config = dataclasses.replace(CONFIG, first_text_length=5)
+    objective, batch = SentenceEmbeddingObjective(config), jax.device_put(make_batch(2))
+    first, second = (
+        np.asarray(objective.example_vectors(params, batch, jax.random.key(seed)))
+        for seed in (0, 1)
+    )
+    assert (np.abs(first - second).max(axis=-1) > 1e-4).all()
+
+
 def pack(batch, num_parts: int = 1, num_rows: int | None = None) -> dict[str, np.ndarray]:
     """Adds the rows of packed texts to a batch; by default, as few as are needed."""
     lengths = batch["choice_attention_mask"].sum(axis=-1)

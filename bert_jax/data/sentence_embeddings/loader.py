@@ -13,6 +13,7 @@ examples of similar length. The batches are a function of (seed, epoch): a loade
 position continues with the same batches on any number of processes.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -226,8 +227,6 @@ class SentenceEmbeddingLoader:
         self._deletion = deletion
         self._process_index, self._process_count = process_index, process_count
         self._num_parts, self._packed_rows = num_parts, packed_rows
-        lengths = [len(ids) for ids in features.input_ids]
-        self._text_lengths = np.array(lengths).reshape(len(features), -1)
         self._epochs: list[np.ndarray] = []
 
     @property
@@ -251,6 +250,12 @@ class SentenceEmbeddingLoader:
         lengths = {self._length(self._batch(index)) for index in range(num_batches)}
         return sorted(lengths)
 
+    @functools.cached_property
+    def text_lengths(self) -> np.ndarray:
+        """Returns the number of tokens of each text of all examples, int [examples, A]."""
+        lengths = [len(ids) for ids in self._features.input_ids]
+        return np.array(lengths).reshape(len(self._features), -1)
+
     def count_packed_rows(self, num_batches: int, multiple: int) -> dict[int, int]:
         """Returns for each length of the first batches the rows of `packed_tokens` that they need.
 
@@ -261,7 +266,7 @@ class SentenceEmbeddingLoader:
         """
         counts: dict[int, int] = {}
         for indices in map(self._batch, range(num_batches)):
-            length, texts = self._length(indices), self._text_lengths[indices]
+            length, texts = self._length(indices), self.text_lengths[indices]
             count = rows_per_part(texts, length, self._process_count, self._num_parts)
             counts[length] = max(count, counts.get(length, 0))
         rounded = {
@@ -292,7 +297,7 @@ class SentenceEmbeddingLoader:
         if self._packed_rows is not None:
             length = self._length(indices)
             rows = packed_tokens(
-                self._text_lengths[indices],
+                self.text_lengths[indices],
                 (self._packed_rows[length], length),
                 self._process_count,
                 self._num_parts,

@@ -217,6 +217,12 @@ def test_packed_texts_train_the_model_of_padded_ones(folder, tmp_path, monkeypat
     np.testing.assert_allclose(losses["packed"], losses["padded"], rtol=2e-5)
 
 
+def test_first_texts_that_are_too_long_are_refused(folder, capsys):
+    assert train(folder, "long", "--set", "objective.first_text_length=2") == 2
+    message = "objective.first_text_length is 2, but the longest first text of "
+    assert message in capsys.readouterr().err
+
+
 def test_processes_are_joined_before_anything_is_read(folder, capsys, monkeypatch):
     def initialize(config):
         raise UserError("joining processes")
