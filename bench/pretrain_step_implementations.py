@@ -97,6 +97,7 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     setup = TrainSetup.from_experiment(experiment, mesh)
     fields = setup.objective.batch_fields()
     compiled = setup.compile_step(phase, fields, [phase.sizes])
+    compiled.prepare(phase.seq_length)
     state = initialize_or_load(setup)
     batch = random_batch(case)
     batch = sharding.put_batch({n: batch[n] for n in fields}, sharding.batch_sharding(mesh))

@@ -39,41 +39,63 @@ class Command:
       argv: the program and its arguments.
       until: pattern of the line that ends the time, after which the process is killed; None: until
         the process ends.
+      first: pattern of a line whose time is measured, too, while the process goes on; not with
+        `until`.
       stream: where that line is written.
       environment: variables besides those of this process and `ENVIRONMENT`.
     """
 
     argv: list[str]
     until: str | None = None
+    first: str | None = None
     stream: Literal["stdout", "stderr"] = "stderr"
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def measure(command: Command) -> Result:
-    """Runs a command; returns seconds, CPU seconds and, with `until`, the line.
+    """Runs a command; returns seconds and CPU seconds, and the line that `until` describes.
 
+    With `first`, the line and its times are "first_line", "first_seconds" and "first_cpu_seconds".
     CPU seconds are user and system time of the process and of all its children.
     """
     with tempfile.TemporaryFile("w+") as log:
         start = time.monotonic()
         process = start_process(command, log)
         try:
+            found = find_line(process, command, log, start)
             if command.until is None:
                 _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
-                result = {"cpu_seconds": usage.ru_utime + usage.ru_stime}
+                result = {f"first_{name}": value for name, value in found.items()}
+                result["seconds"] = time.monotonic() - start
+                result["cpu_seconds"] = usage.ru_utime + usage.ru_stime
             else:
-                pipe = process.stdout if command.stream == "stdout" else process.stderr
-                pattern = re.compile(command.until)
-                line = next((each for each in pipe or () if pattern.search(each)), None)
-                result: Result = {"cpu_seconds": cpu_seconds(process.pid), "line": line}
-            result["seconds"] = time.monotonic() - start
+                result = found
         finally:
             stop(process)
-        if process.returncode > 0 or result.get("line", "") is None:
+        if process.returncode > 0 or ((command.until or command.first) and not found):
             log.seek(0)
             raise SystemExit(f"{' '.join(command.argv)} failed:\n{log.read()[-4000:]}")
     return result
+
+
+def find_line(process: subprocess.Popen[str], command: Command, log: Any, start: float) -> Result:
+    """Reads the output of a process until the line of `until`, or to its end.
+
+    Returns:
+      Seconds since `start`, CPU seconds and the text of the first line that matches; {} if none
+      does.
+    """
+    found: Result = {}
+    pattern = re.compile(command.until or command.first or "(?!)")
+    for line in (process.stdout if command.stream == "stdout" else process.stderr) or ():
+        log.write(line)
+        if not found and pattern.search(line):
+            found = {"cpu_seconds": cpu_seconds(process.pid), "line": line}
+            found["seconds"] = time.monotonic() - start
+            if command.until is not None:
+                break
+    return found
 
 
 def prepare_cache(cache: Path, is_warm: bool, fill: Callable[[], object]) -> None:
@@ -87,7 +109,7 @@ def prepare_cache(cache: Path, is_warm: bool, fill: Callable[[], object]) -> Non
 def start_process(command: Command, log: Any) -> subprocess.Popen[str]:
     """Starts a process; what is not read goes to `log`."""
     outputs = {"stdout": log, "stderr": log}
-    if command.until is not None:
+    if command.until is not None or command.first is not None:
         outputs[command.stream] = subprocess.PIPE
     environment = {**os.environ, **ENVIRONMENT, **command.environment}
     return subprocess.Popen(command.argv, text=True, env=environment, **outputs)
@@ -128,25 +150,28 @@ def in_turns(
             with output.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             done[work, side, number] = record
-            print({k: v for k, v in record.items() if k != "line"}, flush=True)
+            print({k: v for k, v in record.items() if "line" not in k}, flush=True)
     return {
         (work, side): [done[work, side, number] for number in range(rounds)]
         for work, side in measurements
     }
 
 
-def print_medians(results: Mapping[Key, list[Result]], peer_sides: Mapping[str, str]) -> None:
+def print_medians(
+    results: Mapping[Key, list[Result]], peer_sides: Mapping[str, str], prefix: str = ""
+) -> None:
     """Prints a Markdown table of medians and ranges.
 
     Args:
       results: the measurements of each work and side.
       peer_sides: the side of each work with which the others are compared.
+      prefix: of the names of seconds and CPU seconds: "" or "first_".
     """
     print("| work | side | seconds | / peer | CPU seconds | / peer |")
     print("|---|---|---|---|---|---|")
     for (work, side), each in results.items():
         peer, cells = results.get((work, peer_sides[work])), list[str]()
-        for name in ("seconds", "cpu_seconds"):
+        for name in (f"{prefix}seconds", f"{prefix}cpu_seconds"):
             values = sorted(result[name] for result in each)
             cells.append(f"{statistics.median(values):.1f} ({values[0]:.1f} .. {values[-1]:.1f})")
             ratio = peer and statistics.median(values) / _median(peer, name)

@@ -88,7 +88,10 @@ FIELDS: dict[str, Field] = {
     "choice_token_type_ids": Field("BAL", "int32", "0 in the context, 1 in the choice"),
     "choice_attention_mask": Field("BAL", "int32", "1 = real token, 0 = padding"),
     "packed_tokens": Field(
-        "RL", "int32", "which token is here: its text (of B x A) x L + its position; -1 = padding"
+        "RL",
+        "int32",
+        "token that is here: its text x L + its position, texts counted in their part of the batch "
+        "(microbatch or chunk); -1 = padding",
     ),
     "window_mask": Field("BA", "int32", "1 = a window of the text, 0 = padding"),
     "encoder_features": Field("BLD", "float32", "cached output of a frozen encoder"),

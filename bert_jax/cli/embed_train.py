@@ -273,7 +273,7 @@ def run(args: Arguments) -> int:
     """Trains and returns the exit code of the run."""
     from bert_jax.parallel.processes import config_from_environment, initialize
 
-    # First, because the number of updates depends on the number of processes.
+    # First, because making the experiment asks JAX for its processes.
     initialize(config_from_environment())
     from bert_jax.train.presets import sentence_embedding_experiment
     from bert_jax.train.run import run as train_run

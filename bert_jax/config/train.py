@@ -220,11 +220,15 @@ class MeshConfig:
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ConfigError(f"mesh {sizes}: expected sizes >= 1, and -1 at most once")
 
-    def axis_sizes(self, num_devices: int) -> tuple[int, int, int]:
+    def axis_sizes(self, num_devices: int, num_processes: int = 1) -> tuple[int, int, int]:
         """Returns the sizes (data, fsdp, tensor) on a number of devices.
 
+        Args:
+          num_processes: each reads other examples, and has equally many of the devices.
+
         Raises:
-          ConfigError: the product of the sizes cannot be the number of devices.
+          ConfigError: the product of the sizes cannot be the number of devices, or the axis tensor
+            goes beyond the devices of a process.
         """
         sizes = [self.data, self.fsdp, self.tensor]
         known = 1
@@ -238,6 +242,12 @@ class MeshConfig:
             raise ConfigError(
                 f"mesh data={self.data} fsdp={self.fsdp} tensor={self.tensor} does not fit "
                 f"{num_devices} devices: the product must be {num_devices} (-1 fills one axis)"
+            )
+        devices_per_process = num_devices // num_processes
+        if devices_per_process % sizes[2]:
+            raise ConfigError(
+                f"mesh.tensor is {sizes[2]}, but a process has {devices_per_process} of the "
+                f"devices; expected a divisor of {devices_per_process}"
             )
         return sizes[0], sizes[1], sizes[2]
 

@@ -74,8 +74,8 @@ PROJECTION = "teacher_projection"
 Metrics = dict[str, WeightedMean]
 
 
-# The texts of an example are the choices of a batch, [B, A, L], so that collation, sharding and
-# FLOPs need nothing new.
+# The texts of an example are the choices of a batch, [B, A, L], so that collation needs nothing
+# new; `packed_tokens` says in which rows they are encoded.
 class SentenceEmbeddingObjective(Objective):
     """Implements the `Objective` of a `SentenceEmbedding` config, and the vectors of texts."""
 

@@ -34,13 +34,24 @@ from bert_jax.params.functional import Params
 def make_mesh(
     mesh_config: train.MeshConfig, devices: Sequence[Any] | None = None
 ) -> jax.sharding.Mesh:
-    """Makes the device mesh (data, fsdp, tensor), by default over all devices of all processes."""
+    """Makes the device mesh (data, fsdp, tensor), by default over all devices of all processes.
+
+    Its devices are in the order of their processes, so that row i of a global batch is row i of the
+    loaders' batches one after another. `jax.make_mesh` puts those of a TPU slice into a ring, which
+    mixes the processes; evaluations and packed texts, which count rows, would then be wrong.
+
+    Raises:
+      ConfigError: the mesh does not fit the devices; see `MeshConfig.axis_sizes`.
+    """
     devices = jax.devices() if devices is None else devices
-    sizes = mesh_config.axis_sizes(len(devices))
-    # `jax.make_mesh` defaults to explicit axes; here XLA propagates the shardings through the
-    # model.
-    return jax.make_mesh(
-        sizes, ("data", "fsdp", "tensor"), devices=devices, axis_types=(AxisType.Auto,) * 3
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    num_processes = len({device.process_index for device in ordered})
+    sizes = mesh_config.axis_sizes(len(ordered), num_processes)
+    # XLA propagates the shardings through the model, hence no explicit axes.
+    return jax.sharding.Mesh(
+        np.array(ordered).reshape(sizes),
+        ("data", "fsdp", "tensor"),
+        axis_types=(AxisType.Auto,) * 3,
     )
 
 

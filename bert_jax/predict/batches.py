@@ -1,8 +1,9 @@
 """Runs models on padded batches of few shapes, because every new shape costs a compilation.
 
 Offline, `padded_batches` and `compute_in_order` group sequences by length and compile a program
-when it is first used. A server uses an `Engine`, which compiles the programs of its `Buckets`, and
-pads a batch to the next length and number of rows that have one.
+when it is first used. A server uses an `Engine`, which compiles the programs of its `Buckets` and
+pads a batch to the shape of one of them. While that one is not compiled, the batch is computed in
+parts, or padded further to `common_length`.
 """
 
 import logging
@@ -183,7 +184,7 @@ class TokenSequence:
 
 
 class Backend(Protocol):
-    """Computes the outputs of a padded batch; called by one thread only."""
+    """Computes the outputs of a padded batch on one thread; another may compile meanwhile."""
 
     def compile(self, batch: Arrays) -> None:
         """Prepares for batches of these shapes."""
@@ -300,27 +301,42 @@ class Engine:
     ) -> None:
         """Compiles the programs of all shapes; stops before the next if `is_stopping()`.
 
-        Another thread may run batches meanwhile.
-
         Args:
-          shapes: those to compile; None: all, the largest first, so that a lack of memory shows at
-            the start and not under load.
+          shapes: those to compile; None: all, the largest first, so that a lack of memory shows
+            before requests are answered.
         """
         start = time.perf_counter()
         shapes = self.buckets.shapes() if shapes is None else shapes
-        missing = [shape for shape in shapes if shape not in self._compiled]
-        for shape in missing:
+        for shape in shapes:
             if is_stopping():
                 return
-            self._compile(shape)
-        seconds = time.perf_counter() - start
-        logger.info("compiled %d programs of %s in %.1f s", len(missing), self.name, seconds)
+            self.compile(shape)
+        seconds, number = time.perf_counter() - start, len(shapes)
+        noun = "program" if number == 1 else "programs"
+        logger.info("compiled %d %s of %s in %.1f s", number, noun, self.name, seconds)
 
-    def _compile(self, shape: tuple[int, int]) -> None:
+    def compile(self, shape: tuple[int, int]) -> None:
+        """Compiles the program for (rows, length); another thread may run batches meanwhile."""
         with self._lock:  # no program is compiled twice
             if shape not in self._compiled:
                 self.backend.compile(self._pad([], *shape))
                 self._compiled |= {shape}
+
+    def has_program(self, rows: int, length: int) -> bool:
+        """Returns whether the program for (rows, length) is compiled."""
+        return (rows, length) in self._compiled
+
+    def computes_at_once(self, length: int) -> bool:
+        """Returns whether `run` needs no compilation for sequences padded to this length."""
+        return bool(self._usable_shapes(1, length))
+
+    def _usable_shapes(self, rows: int, length: int) -> list[tuple[int, int]]:
+        """Returns the compiled shapes that compute up to `rows` sequences of a padded length."""
+        return [
+            (other_rows, other)
+            for other_rows, other in self._compiled
+            if other_rows <= rows and other in (length, max(length, self.buckets.common_length))
+        ]
 
     def run(self, sequences: Sequence[TokenSequence]) -> list[Arrays]:
         """Computes a batch: at most `max_rows_for` sequences of the longest one's length.
@@ -333,13 +349,9 @@ class Engine:
         """
         length = self.buckets.length_for(max(map(len, sequences)))
         rows = next_power_of_two(len(sequences))
-        usable = [
-            (other_rows, other)
-            for other_rows, other in self._compiled
-            if other_rows <= rows and other in (length, max(length, self.buckets.common_length))
-        ]
+        usable = self._usable_shapes(rows, length)
         if not usable:
-            self._compile((rows, length))
+            self.compile((rows, length))
             usable = [(rows, length)]
         # The shortest length with a program, and the most rows of those.
         size, length = min(usable, key=lambda shape: (shape[1], -shape[0]))

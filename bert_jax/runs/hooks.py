@@ -181,9 +181,10 @@ def _losses_by_task(metrics: Mapping[str, float]) -> dict[str, tuple[float, floa
 class SpikeGuard:
     """Stops the run when the loss is not finite or stays far above its running mean.
 
-    The first ten checks only look for losses that are not finite. In a run of several tasks there
-    is a mean for each task, and the means are weighted by the tasks' fractions of the batch: what a
-    normal loss is depends on the tasks of the examples.
+    A mean needs ten losses: the first ten checks, and those after a restart, only look for losses
+    that are not finite. In a run of several tasks there is a mean for each task, of its own losses,
+    and the means are weighted by the tasks' fractions of the batch: what a normal loss is depends
+    on the tasks of the examples.
 
     Args:
       every: steps between checks; each check waits for the device.

@@ -22,6 +22,7 @@ import numpy as np
 
 from bert_jax import batch as batch_lib
 from bert_jax.config.train import Phase, TrainConfig
+from bert_jax.parallel.processes import barrier
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
 from bert_jax.train.step import CompiledStep, State
@@ -147,7 +148,8 @@ class CompiledPhase:
       total_steps: updates of the whole run.
       batch_size: examples in a batch.
       num_sequences: length of a batch -> the sequences that the encoder computes: `batch_size`
-        times the choices of an example (multiple choice), or rows of packed texts.
+        times the choices of an example (multiple choice), or rows of packed texts. Shorter first
+        texts (SPLADE, ColBERT) count like the others, so the rates of such runs are too high.
       step_flops: model FLOPs of one step as a function of the batch's sequence length.
       to_device: moves this process's part of a batch to its devices.
     """
@@ -179,16 +181,21 @@ def train_phase(
     Returns:
       The state after the last step, and why the loop ended before the end of the phase, or None.
     """
-    batches = iter(loader)
+    batches, compiled_step, prepared = iter(loader), phase.compiled_step, set[int]()
     for step in phase.steps:
         # Read before the batch is taken: the event is about the examples that this step trains
         # on.
         position = loader.position
         batch = next(batches)
+        seq_length = batch_lib.sequence_length(batch)
+        if seq_length not in prepared:
+            with meter.paused():
+                compiled_step.prepare(seq_length)
+                barrier(f"the program for length {seq_length} of step {step}")
+            prepared.add(seq_length)
         # JAX returns before the step has run, so host and devices work at the same time;
         # `LimitInFlightSteps` bounds how far the host runs ahead.
-        state, metrics = phase.compiled_step(state, phase.to_device(batch))
-        seq_length = batch_lib.sequence_length(batch)
+        state, metrics = compiled_step(state, phase.to_device(batch))
         tokens = phase.num_sequences[seq_length] * seq_length
         meter.add(tokens, phase.step_flops(seq_length))
         event = StepEvent(

@@ -591,6 +591,7 @@ def sentence_embedding_experiment(
         loss=loss,
         chunk_size=chunk_size,
     )
+    objective.check_batch(batch_size, gradient_accumulation_steps=1)
     if not objective.packs_texts:
         first_text_length = _first_text_length(features, loss)
         objective = dataclasses.replace(objective, first_text_length=first_text_length)
@@ -651,7 +652,7 @@ def _fit_text_lengths(
         longest,
         max_length,
         num_updates,
-        packed_tokens=np.append(num_tokens, 0),
+        tokens_per_batch=np.append(num_tokens, 0),
         num_parts=batches.shape[1] // (objective.chunk_size or batches.shape[1]),
     )
 

@@ -149,9 +149,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                     # Before the step is compiled, so that a wrong name is reported at once.
                     evaluate.check_best_metric(state["params"])
                     state_hooks.insert(0, evaluate)  # a checkpoint has its step's evaluation
-                with meter.paused():
-                    compiled = _compile_phase(setup, index, fields, shapes, steps)
-                    barrier(f"the first step of phase {index + 1}")
+                compiled = _compiled_phase(setup, index, fields, shapes, steps)
+                phase_stack.callback(compiled.compiled_step.close)
                 watchdog.start("step", steps[0])
                 state, stop = train_phase(compiled, state, loader, hooks, state_hooks, meter)
             if stop == "preempted":
@@ -234,7 +233,7 @@ def _num_sequences(shapes: list[dict[str, int]]) -> dict[int, int]:
     return {sizes["L"]: sizes.get("R", sizes["B"] * sizes.get("A", 1)) for sizes in shapes}
 
 
-def _compile_phase(
+def _compiled_phase(
     setup: TrainSetup,
     index: int,
     fields: tuple[str, ...],

@@ -5,6 +5,7 @@ transform, and new behavior of the training loop is a hook.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,6 @@ State = dict[str, Any]
 # These are read again from the folders that the checkpoint names.
 _EXTERNAL_PARAMS = (WHOLE_ENCODER, TEACHER_PARAMS)
 Metrics = dict[str, jax.Array]
-CompiledStep = Callable[[State, Batch], tuple[State, Metrics]]
 TrainStep = Callable[..., tuple[State, Metrics]]
 
 
@@ -191,6 +191,62 @@ def abstract_state(
     return sharding.with_shardings(shapes, shardings)
 
 
+class CompiledStep:
+    """Runs the train step with the compiled program for the sequence length of a batch.
+
+    The program of the first batch is compiled first. A thread compiles the others while the first
+    steps run, the longest first, so that a lack of memory shows early.
+
+    Args:
+      compile_length: compiles the program for batches of a sequence length.
+      lengths: all sequence lengths of batches.
+      seed: of dropout, as `TrainSetup.put_seed` returns it.
+    """
+
+    def __init__(
+        self, compile_length: Callable[[int], TrainStep], lengths: Sequence[int], seed: jax.Array
+    ):
+        self._compile_length, self._lengths, self._seed = compile_length, lengths, seed
+        self._programs: dict[int, Future[TrainStep]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiler")
+
+    def prepare(self, length: int) -> None:
+        """Waits until the program for a sequence length is compiled.
+
+        Raises:
+          ValueError: the length is not one of `lengths`.
+        """
+        # `jax.jit` would compile for it without a word.
+        if length not in self._lengths:
+            raise ValueError(
+                f"the batch has sequence length {length}; the train step was compiled for "
+                f"{sorted(self._lengths)}"
+            )
+        if not self._programs:
+            first: Future[TrainStep] = Future()
+            first.set_result(self._compile_length(length))
+            self._programs = {length: first} | {
+                other: self._thread.submit(self._compile_length, other)
+                for other in sorted(self._lengths, reverse=True)
+                if other != length
+            }
+        # The error of a program that could not be compiled is raised now, and not when a batch
+        # needs it, perhaps hours later.
+        for other, program in self._programs.items():
+            if other == length or program.done():
+                program.result()
+
+    def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        """Runs a step; the buffers of `state` are donated and cannot be used afterwards."""
+        length = batch_lib.sequence_length(batch)
+        self.prepare(length)
+        return self._programs[length].result()(state, batch, self._seed)
+
+    def close(self) -> None:
+        """Ends the thread after the program that it compiles."""
+        self._thread.shutdown(cancel_futures=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSetup:
     """Holds what the train steps of all phases share, and compiles them for a mesh.
@@ -262,38 +318,19 @@ class TrainSetup:
     def compile_step(
         self, phase: Phase, fields: tuple[str, ...], shapes: Sequence[Mapping[str, int]]
     ) -> CompiledStep:
-        """Compiles the train step of a phase ahead of time, once for each batch shape.
-
-        Call it inside `jax.set_mesh(mesh)`. The returned function donates the state that it is
-        called with: the buffers of that state cannot be used afterwards.
+        """Returns the train step of a phase, compiled once for each batch shape when it is needed.
 
         Args:
           fields: names of the batch fields.
           shapes: the sizes of each batch shape, as for `lower_step`, each with another L.
-
-        Returns:
-          A function (state, batch) -> (state, metrics) that selects the compiled executable by the
-          sequence length of the batch. It raises ValueError for a length that is not in `shapes`.
         """
-        # Compiled before the loop: a first batch of a new length would otherwise stop all hosts
-        # in the middle of an epoch.
-        compiled_by_length = {
-            sizes["L"]: self.lower_step(phase, fields, sizes).compile() for sizes in shapes
-        }
+        sizes_of_length = {sizes["L"]: sizes for sizes in shapes}
 
-        seed = self.put_seed()
+        def compile_length(length: int) -> TrainStep:
+            with jax.set_mesh(self.mesh):  # the context of a thread is its own
+                return self.lower_step(phase, fields, sizes_of_length[length]).compile()
 
-        def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-            seq_length = batch_lib.sequence_length(batch)
-            # `jax.jit` would compile a second time without a word.
-            if seq_length not in compiled_by_length:
-                raise ValueError(
-                    f"the batch has sequence length {seq_length}; the train step was compiled for "
-                    f"{sorted(compiled_by_length)}"
-                )
-            return compiled_by_length[seq_length](state, batch, seed)
-
-        return compiled_step
+        return CompiledStep(compile_length, tuple(sizes_of_length), self.put_seed())
 
     def put_seed(self) -> jax.Array:
         """Returns the lowest 32 bits of the run's seed as a replicated uint32 scalar."""

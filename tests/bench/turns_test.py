@@ -33,6 +33,16 @@ def test_process_is_timed_until_its_line_with_its_children_and_killed(stream):
     assert not [each for each in psutil.Process().children() if "1/3" in str(each.cmdline())]
 
 
+def test_time_of_a_first_line_and_of_the_whole_process():
+    program = f"print('first update', flush=True)\n{BUSY}print('first update again')"
+    result = measure(python(program, first="^first", stream="stdout"))
+    assert result["first_line"] == "first update\n"
+    assert result["first_cpu_seconds"] + 0.2 < result["cpu_seconds"]
+    assert result["first_seconds"] < result["seconds"]
+    with pytest.raises(SystemExit, match="another line"):
+        measure(python("print('another line')", first="^first", stream="stdout"))
+
+
 def test_failing_process_is_an_error_with_its_output():
     with pytest.raises(SystemExit, match="no such thing"):
         measure(python("raise SystemExit('no such thing')"))

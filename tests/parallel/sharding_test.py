@@ -1,5 +1,7 @@
 """Covers bert_jax/parallel/ and models/sharding.py: meshes and shardings on 8 fake devices."""
 
+from dataclasses import dataclass
+
 import jax
 import optax
 import pytest
@@ -40,6 +42,30 @@ def test_mesh_that_does_not_fit_is_refused():
         MeshConfig(tensor=3).axis_sizes(8)
     with pytest.raises(ConfigError, match="-1 at most once"):
         MeshConfig(data=-1, fsdp=-1)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Stands for a chip of a TPU slice: its number in the slice, and the process of its host."""
+
+    id: int
+    process_index: int
+
+
+# Four hosts of 2 x 2 chips in a slice of 4 x 4, numbered row by row, as in v5e-16.
+CHIPS = [Chip(4 * y + x, 2 * (y // 2) + x // 2) for y in range(4) for x in range(4)]
+
+
+@pytest.mark.parametrize("preset", ["dp", "fsdp", "tp", "fsdp_tp"])
+def test_rows_of_a_process_are_neighbors_in_a_global_batch(preset):
+    mesh = sharding.make_mesh(make_mesh_config(preset), CHIPS)
+    assert [chip.process_index for chip in mesh.devices.flat] == sorted([0, 1, 2, 3] * 4)
+    assert sorted(mesh.devices.flat, key=lambda chip: chip.id) == CHIPS
+
+
+def test_tensor_parallelism_within_a_process_only():
+    with pytest.raises(ConfigError, match=r"mesh.tensor is 8, but a process has 4 of"):
+        sharding.make_mesh(MeshConfig(tensor=8), CHIPS)
 
 
 def test_fsdp_tp_shards_parameters_and_moments_alike():

@@ -6,6 +6,7 @@ has the objectives of all recipes on meshes.
 
 import dataclasses
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import TrainSetup, init_state
+from bert_jax.train.step import CompiledStep, TrainSetup, init_state
 
 PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = BertConfig(
@@ -286,3 +287,43 @@ def test_batch_of_another_shape_is_an_error():
     )
     with pytest.raises(ValueError, match=r"sequence length 16; .* compiled for \[32\]"):
         step(state, jax.tree.map(jnp.asarray, batch))
+
+
+def _batch(length: int) -> dict[str, jax.Array]:
+    return {"input_ids": jnp.zeros((2, length), jnp.int32)}
+
+
+def test_first_steps_run_while_programs_of_other_lengths_are_compiled():
+    compiled, gate = list[int](), threading.Event()
+
+    def compile_length(length: int):
+        if compiled:
+            assert gate.wait(30)
+        compiled.append(length)
+        return lambda state, batch, seed: ({"step": state["step"] + 1}, {"L": jnp.int32(length)})
+
+    step = CompiledStep(compile_length, (16, 32, 64), jnp.uint32(0))
+    state, metrics = step({"step": 0}, _batch(32))
+    assert (state, metrics["L"], compiled) == ({"step": 1}, 32, [32])
+    gate.set()
+    state, metrics = step(state, _batch(16))
+    assert (state, metrics["L"]) == ({"step": 2}, 16)
+    assert compiled == [32, 64, 16]  # the longest first, and each once
+    step.close()
+
+
+def test_program_that_cannot_be_compiled_ends_the_run_at_the_next_step():
+    gate = threading.Event()
+
+    def compile_length(length: int):
+        if length == 64:
+            assert gate.wait(30)
+            raise MemoryError("out of memory")
+        return lambda state, batch, seed: (state, {})
+
+    step = CompiledStep(compile_length, (16, 64), jnp.uint32(0))
+    step.prepare(16)
+    gate.set()
+    step.close()  # the thread has ended, so the error is there
+    with pytest.raises(MemoryError, match="out of memory"):
+        step({}, _batch(16))

@@ -129,7 +129,7 @@ def check_batch_sizes(experiment: Experiment, tpu_slice: Slice) -> None:
     Raises:
       ConfigError: one does not; the message names the nearest sizes that do.
     """
-    data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
+    data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices, tpu_slice.hosts)
     shards = data * fsdp
     batch_sizes = [
         (f"train.phases.{index}.batch_size", phase.batch_size, phase.gradient_accumulation_steps)

@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def create_app(state: ServerState) -> Starlette:
-    """Returns the application; `state.start()` compiles the programs."""
+    """Returns the application; `state.start()` compiles the first programs."""
     endpoints = Endpoints(state)
     main_route = _main_route(state)
     routes = [

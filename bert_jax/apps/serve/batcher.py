@@ -3,6 +3,10 @@
 There is no timer: the device takes what has arrived while it was busy. A batch starts with the
 sequence that has waited longest and takes others of the same padded length in the order of their
 arrival. Shorter sequences fill rows that would be padding otherwise.
+
+With the warm-up "common" or "none", the server is ready before all programs are compiled. A second
+thread compiles the others, first those that a sequence waits for; the device thread computes what
+has a program meanwhile, and compiles nothing.
 """
 
 import asyncio
@@ -12,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bert_jax.apps.serve.config import WarmUp
@@ -62,8 +66,13 @@ class _Queue:
     engine: Engine
     by_length: dict[int, deque[_Entry]] = field(default_factory=dict[int, deque[_Entry]])
 
-    def oldest(self) -> _Entry | None:
-        heads = [entries[0] for entries in self.by_length.values() if entries]
+    def lengths(self) -> list[int]:
+        """Returns the padded lengths of the sequences that wait."""
+        return [length for length, entries in self.by_length.items() if entries]
+
+    def oldest(self, lengths: Iterable[int]) -> _Entry | None:
+        """Returns the sequence of these padded lengths that has waited longest."""
+        heads = [self.by_length[length][0] for length in lengths]
         return min(heads, key=lambda entry: entry.order, default=None)
 
     def take_batch(self, first: _Entry) -> list[_Entry]:
@@ -71,8 +80,10 @@ class _Queue:
         entries = self.by_length[first.length]
         max_rows = self.engine.buckets.max_rows_for(first.length)
         batch = [entries.popleft() for _ in range(min(max_rows, len(entries)))]
-        # The program computes these rows anyway, so shorter sequences in them cost nothing.
-        num_free = next_power_of_two(len(batch)) - len(batch)
+        # The program computes these rows anyway, so shorter sequences in them cost nothing, unless
+        # the batch is computed in parts.
+        rows = next_power_of_two(len(batch))
+        num_free = rows - len(batch) if self.engine.has_program(rows, first.length) else 0
         for length in sorted(self.by_length, reverse=True):
             shorter = self.by_length[length]
             while num_free and length < first.length and shorter:
@@ -119,7 +130,7 @@ class Batcher:
         self._warm_up: WarmUp = warm_up
         self._changed = threading.Condition()
         self._order = itertools.count()
-        self._is_stopping = False
+        self._is_stopping, self._is_compiling = False, False
         self._tokens_per_second = 0.0
         self._thread: threading.Thread | None = None
         self.queued_tokens = 0
@@ -196,7 +207,10 @@ class Batcher:
         """Waits for sequences and returns a batch; None when the batcher stops."""
         with self._changed:
             while not self._is_stopping:
-                oldest = [(queue.oldest(), queue) for queue in self._queues.values()]
+                oldest = [
+                    (queue.oldest(filter(self._can_compute(engine), queue.lengths())), queue)
+                    for engine, queue in self._queues.items()
+                ]
                 waiting = [(entry, queue) for entry, queue in oldest if entry is not None]
                 if waiting:
                     entry, queue = min(waiting, key=lambda pair: pair[0].order)
@@ -213,8 +227,9 @@ class Batcher:
                 engine.compile_all(lambda: self._is_stopping, shapes=shapes)
             if self._is_stopping:
                 return
+            self._is_compiling = self._warm_up != "all"
             self.ready.set()
-            if self._warm_up != "all":
+            if self._is_compiling:
                 threading.Thread(target=self._compile_others, name="compiler", daemon=True).start()
             while (taken := self._take_batch()) is not None:
                 self._compute_batch(*taken)
@@ -225,17 +240,51 @@ class Batcher:
             self.ready.clear()
             self._fail_all()
 
+    def _can_compute(self, engine: Engine) -> Callable[[int], bool]:
+        """Returns whether the device thread computes sequences of a padded length now."""
+        return lambda length: not self._is_compiling or engine.computes_at_once(length)
+
     def _compile_others(self) -> None:
         """Compiles all programs while the device thread computes batches."""
-        try:
-            for engine in self._queues:  # short texts first, which wait least for their program
-                single_rows = [(1, length) for length in engine.buckets.lengths()]
-                engine.compile_all(lambda: self._is_stopping, shapes=single_rows)
-            for engine in self._queues:
-                engine.compile_all(lambda: self._is_stopping)
-        except Exception:
-            # Batches are computed with the programs that there are.
-            logger.exception("a program could not be compiled; larger batches are not used")
+        start = time.perf_counter()
+        # Single sequences first: their programs compute the batches that have none yet.
+        programs = [(engine, (1, n)) for engine in self._queues for n in engine.buckets.lengths()]
+        programs += [
+            (engine, (rows, length))
+            for engine in self._queues
+            for rows, length in engine.buckets.shapes()
+            if rows > 1
+        ]
+        while programs and not self._is_stopping:
+            engine, (rows, length) = programs.pop(self._next_program(programs))
+            try:
+                engine.compile((rows, length))
+            except Exception:
+                logger.exception(
+                    "the program of %s for %d sequences of %d tokens could not be compiled; %s",
+                    *(engine.name, rows, length),
+                    "such batches are computed in parts; a smaller --max-batch-tokens avoids them"
+                    if rows > 1
+                    else "requests for it will fail; a smaller --max-length refuses them",
+                )
+            with self._changed:
+                self._changed.notify()
+        with self._changed:
+            self._is_compiling = False
+            self._changed.notify()
+        logger.info("compiled the other programs in %.1f s", time.perf_counter() - start)
+
+    def _next_program(self, programs: Sequence[tuple[Engine, tuple[int, int]]]) -> int:
+        """Returns the number of the first program that a sequence waits for, or 0."""
+        with self._changed:
+            wanted = {
+                (engine, length)
+                for engine, queue in self._queues.items()
+                for length in queue.lengths()
+                if not engine.computes_at_once(length)
+            }
+        found = (n for n, (engine, shape) in enumerate(programs) if (engine, shape[1]) in wanted)
+        return next(found, 0)
 
     def _compute_batch(self, engine: Engine, batch: Sequence[_Entry]) -> None:
         """Computes a batch; if that fails, its requests fail, and the next is computed as usual."""

@@ -1,7 +1,7 @@
 """Defines the limits of a server: batch and queue sizes, request sizes, timeouts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from bert_jax.errors import ConfigError
 
@@ -48,6 +48,8 @@ class ServerConfig:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
+        if self.warm_up not in (choices := get_args(WarmUp)):
+            raise ConfigError(f"warm_up is {self.warm_up!r}; expected one of {', '.join(choices)}")
         sizes = ("max_batch_tokens", "max_batch_rows", "max_queue_tokens", "max_inputs")
         others = ("max_concurrent_requests", "max_body_bytes", "tokenizer_threads")
         for name in (*sizes, *others):

@@ -107,7 +107,7 @@ def run_server(models: ServedModels, config: ServerConfig, bound: socket.socket)
     """Serves until a signal.
 
     Raises:
-      UserError: the programs could not be compiled.
+      UserError: the first programs could not be compiled.
     """
     state = ServerState(models, config)
     server = Server(state, config)
@@ -127,7 +127,7 @@ def run_server(models: ServedModels, config: ServerConfig, bound: socket.socket)
 
 
 def _announce(state: ServerState, server: Server, host: str, port: int) -> None:
-    """Logs that the server is ready; stops it if its programs cannot be compiled."""
+    """Logs that the server is ready; stops it if its first programs cannot be compiled."""
     # The device thread may be ready before the event loop listens.
     while not (state.batcher.ready.wait(0.2) and server.started):
         if state.batcher.failure is not None:

@@ -139,7 +139,7 @@ class ServerState:
     """
 
     def __init__(self, models: ServedModels, config: ServerConfig):
-        """Makes the batcher and the threads; `start` compiles the programs."""
+        """Makes the batcher and the threads; `start` compiles the first programs."""
         self.models, self.config, self.metrics = models, config, ServerMetrics()
         self.batcher = Batcher(
             models.engines(), config.max_queue_tokens, self.metrics.observe_batch, config.warm_up
@@ -152,8 +152,7 @@ class ServerState:
         jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
 
     def _count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        # After the warm-up this number must not grow: a program compiled for a request would hold
-        # up all others.
+        # It grows until all programs are there, and not after that.
         if event == "/jax/core/compile/backend_compile_duration":
             self.metrics.compilations.inc()
 

@@ -14,8 +14,8 @@ EPILOG = """examples:
 
 Compares the attention kernel and all hand-written gradients with NumPy, tests the statistics of
 dropout, trains BERT-tiny on generated text to known losses, resumes it from a checkpoint, compares
-sharded steps with steps on one device, and measures step time, MFU, memory and the loader next to
-the estimates of `bert-jax plan`. Nothing is downloaded. On 2 cores of a CPU it takes a few minutes.
+sharded steps with steps on one device, measures step time, MFU and memory next to the estimates of
+`bert-jax plan`, and whether the loader keeps up. Nothing is downloaded.
 
 Prints a line for each check. The output folder gets verify.json and verify.html, a page that opens
 offline: attach both to an issue. Several processes are started as for `bert-jax pretrain`, with a

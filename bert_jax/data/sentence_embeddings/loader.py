@@ -7,10 +7,11 @@ permutation without a table decides which pairs are taken. The numbers of pairs 
 `ContrastiveDataset` in setfit 1.2.
 
 Losses with in-batch negatives treat the texts of all other examples as negatives, so a text that
-occurs twice in a batch would be a negative of its own example. Of losses that compare examples, a
-batch has examples of any length, and the length of its longest text; of other losses, it has
-examples of similar length. The batches are a function of (seed, epoch): a loader that starts at a
-position continues with the same batches on any number of processes.
+occurs twice in a batch would be a negative of its own example. If texts share rows, or the loss
+compares examples, a batch has examples of any length, and the length of its longest text;
+otherwise it has examples of similar length. The batches are a function of (seed, epoch): a loader
+that starts at a position continues with the same examples on any number of processes. Which texts
+share a row depends on that number.
 """
 
 import functools

@@ -343,6 +343,8 @@ def test_indivisible_microbatches_and_evaluation_are_errors():
 def test_mesh_that_does_not_fit_slice_is_an_error():
     with pytest.raises(ConfigError, match="does not fit 16 devices"):
         make_plan(override(experiment(), ["mesh.tensor=3"]), find_slice("v5e-16"))
+    with pytest.raises(ConfigError, match=r"mesh.tensor is 8, but a process has 4"):
+        make_plan(override(experiment(), ["mesh.tensor=8"]), find_slice("v5e-16"))
 
 
 # Suggestions

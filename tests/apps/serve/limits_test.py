@@ -386,6 +386,52 @@ def test_requests_are_answered_while_other_programs_are_compiled():
     batcher.stop()
 
 
+def test_a_text_that_waits_for_its_program_holds_up_no_other():
+    gate = threading.Event()
+    engine = Engine("sums", backend := Sums(gate), Buckets(256, 512, 8), pad_id=0)
+    batcher = Batcher([engine], 10_000, warm_up="common")
+    batcher.start()
+
+    async def run() -> list[int]:
+        long = asyncio.create_task(batcher.compute(engine, [_ones(200)]))
+        await asyncio.sleep(0)  # it is in the queue before the others
+        short = await batcher.compute(engine, [_ones(3)] * 3)
+        assert not long.done()
+        gate.set()
+        return [int(output["sum"]) for job in (short, await long) for output in job.outputs]
+
+    try:
+        assert batcher.ready.wait(30)
+        assert asyncio.run(run()) == [3, 3, 3, 200]
+    finally:
+        gate.set()
+        batcher.stop()
+    # Its program is compiled next, or after the one that was under way.
+    assert (1, 256) in backend.compiled[:3]
+
+
+def test_programs_that_cannot_be_compiled_leave_the_others(caplog):
+    class Limited(Sums):
+        def compile(self, batch):
+            if batch["input_ids"].size > 128:
+                raise MemoryError("out of memory")
+            super().compile(batch)
+
+    engine = Engine("sums", backend := Limited(), Buckets(64, 256, 8), pad_id=0)
+    batcher = Batcher([engine], 10_000, warm_up="common")
+    with caplog.at_level("INFO"):
+        batcher.start()
+        wait_until(lambda: "compiled the other programs" in caplog.text)
+    assert sorted(backend.compiled) == sorted(
+        (rows, length) for rows, length in engine.buckets.shapes() if rows * length <= 128
+    )
+    job = asyncio.run(batcher.compute(engine, [_ones(60)] * 4))
+    batcher.stop()
+    assert [int(output["sum"]) for output in job.outputs] == [60] * 4
+    assert backend.computed[-2:] == [(2, 64)] * 2
+    assert "of sums for 4 sequences of 64 tokens could not be compiled; such batches" in caplog.text
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_concurrent_requests_get_their_own_answers_without_compiling(server, count):
     rng = random.Random(0)

@@ -164,6 +164,17 @@ def test_short_runs_have_lengths_that_save_more_than_their_compilation():
     assert fit_bucket_lengths(np.array([104] * 9 + [112] * 5), 112, 1e6) == ()
 
 
+def test_all_packed_batches_of_a_length_have_the_rows_of_the_fullest():
+    longest = np.array([8] * 50 + [16] * 50)
+    # 5 rows of 8 tokens instead of 10 rows of 16, for half of the batches.
+    tokens = np.array([40] * 50 + [160] * 50)
+    assert fit_bucket_lengths(longest, 16, tokens_per_batch=tokens) == (8,)
+    # One full batch of 8 tokens needs 20 rows, which the others then have, too.
+    tokens[0] = 160
+    assert fit_bucket_lengths(longest, 16, tokens_per_batch=tokens) == ()
+    assert fit_bucket_lengths(longest, 16, tokens_per_batch=tokens, num_parts=20) == (8,)
+
+
 def test_too_long_and_missing_examples_are_rejected():
     with pytest.raises(
         ConfigError, match="a sequence has 32 tokens, but the longest bucket has 16"
