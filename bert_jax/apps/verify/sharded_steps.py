@@ -1,4 +1,4 @@
-"""Compares train steps on sharded meshes with the same steps on one device.
+"""Compares train steps on sharded meshes with the same steps on one device, and orders of rows.
 
 A machine with one device runs the comparison in another process with simulated CPU devices:
 
@@ -33,15 +33,36 @@ _TOLERANCE = {"cpu": 1e-4, "gpu": 1e-3, "tpu": 5e-3}
 _CHILD_SECONDS = 600
 
 
-def sharding_check() -> Check:
-    """Returns the check of all meshes."""
-    return Check(
-        name="sharded steps",
-        describe=_describe,
-        unit="relative difference",
-        limit=lambda target: _TOLERANCE["cpu" if target.devices == 1 else target.platform],
-        measure=_measure,
-    )
+def sharding_checks() -> list[Check]:
+    """Returns the checks of the order of rows, and of all meshes."""
+    return [
+        Check(
+            name="rows of a batch",
+            describe=lambda target: (
+                f"rows that {target.processes} processes put on {target.devices} devices are in "
+                "the order of the loaders"
+            ),
+            unit="wrong rows",
+            measure=_measure_rows,
+        ),
+        Check(
+            name="sharded steps",
+            describe=_describe,
+            unit="relative difference",
+            limit=lambda target: _TOLERANCE["cpu" if target.devices == 1 else target.platform],
+            measure=_measure,
+        ),
+    ]
+
+
+def _measure_rows(context: Context) -> Measured:
+    mesh = sharding.make_mesh(MeshConfig())
+    rows = np.arange(4 * context.target.devices, dtype=np.int32)
+    own = np.split(rows, context.target.processes)[jax.process_index()]
+    placed = sharding.put_batch({"rows": own}, sharding.batch_sharding(mesh))["rows"]
+    read = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))(placed)
+    wrong = np.count_nonzero(np.asarray(jax.device_get(read)) != rows)
+    return Measured(value=float(wrong), detail=f"{len(rows)} rows compared")
 
 
 def meshes(devices: int, *, simulated: bool) -> dict[str, MeshConfig]:

@@ -33,7 +33,7 @@ from bert_jax.apps.verify.checks import (
     run_check,
 )
 from bert_jax.apps.verify.kernels import dropout_checks, kernel_checks
-from bert_jax.apps.verify.sharded_steps import sharding_check
+from bert_jax.apps.verify.sharded_steps import sharding_checks
 from bert_jax.apps.verify.speed import speed_checks
 from bert_jax.apps.verify.training import remove_checkpoints, training_checks
 from bert_jax.parallel.devices import hardware_info
@@ -51,7 +51,7 @@ def all_checks() -> list[Check]:
         *kernel_checks(),
         *dropout_checks(),
         *training_checks(),
-        sharding_check(),
+        *sharding_checks(),
         *speed_checks(),
     ]
 

@@ -70,7 +70,7 @@ def test_all_checks_run_end_to_end(tmp_path, monkeypatch):
     assert all(check["value"] is not None and check["seconds"] > 0 for check in report["checks"])
     assert report["devices"]["devices"] == 8 and "jax" in report["versions"]
     page = (tmp_path / "verify.html").read_text()
-    assert page == make_page(report) and "26 pass" in page and "<script" not in page
+    assert page == make_page(report) and "27 pass" in page and "<script" not in page
 
 
 def test_broken_kernel_is_found(tmp_path, monkeypatch):
@@ -140,11 +140,24 @@ def test_wrong_loss_is_found(first_training, monkeypatch):
     assert found.status == "fail" and "after update 5: 4.9500, known 5.0388" in found.detail
 
 
+def test_rows_in_another_order_are_found(tmp_path, monkeypatch):
+    (check, _), context = sharded_steps.sharding_checks(), context_in(tmp_path)
+    assert run_check(check, context).status == "pass"
+    put = sharded_steps.sharding.put_batch
+
+    def swap_halves(batch, sharding):
+        return put({name: np.roll(rows, len(rows) // 2) for name, rows in batch.items()}, sharding)
+
+    monkeypatch.setattr(sharded_steps.sharding, "put_batch", swap_halves)
+    result = run_check(check, context)
+    assert (result.status, result.value, result.detail) == ("fail", 32, "32 rows compared")
+
+
 @pytest.mark.slow
 def test_simulated_devices_agree_with_one_device(tmp_path):
     target = dataclasses.replace(Target.of_this_machine(), devices=1)  # as on a machine with one
     context = dataclasses.replace(context_in(tmp_path), target=target)
-    result = run_check(sharded_steps.sharding_check(), context)
+    result = run_check(sharded_steps.sharding_checks()[1], context)
     assert result.status == "pass" and list(result.numbers) == ["fsdp 2 x tensor 2"], result
 
 
@@ -165,7 +178,7 @@ def test_examples_on_the_wrong_devices_are_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sharded_steps.sharding, "put_global_batch", repeat_first_half)
     monkeypatch.setattr(sharded_steps, "meshes", lambda devices, simulated: {"data": MeshConfig()})
-    result = run_check(sharded_steps.sharding_check(), context_in(tmp_path))
+    result = run_check(sharded_steps.sharding_checks()[1], context_in(tmp_path))
     assert result.status == "fail" and (result.value or 0) > 1e-3, result
 
 
