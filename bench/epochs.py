@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             measurements |= training(args, verb, train, MAX_LENGTHS[texts], folder, texts)
         results = in_turns(measurements, args.rounds, args.output)
     peers = {work: PEERS[work.split(",")[0]] for work, _ in results}
-    for title, prefix in (("To the first update:", "first_"), ("To the saved model:", "")):
+    for title, prefix in (("To the saved model:", ""), ("To the first update:", "first_")):
         print(f"\n{title}\n")
         print_medians(results, peers, prefix)
     return 0

@@ -73,7 +73,9 @@ def measure(command: Command) -> Result:
                 result = found
         finally:
             stop(process)
-        if process.returncode > 0 or ((command.until or command.first) and not found):
+        # With `until` the process was killed here.
+        is_failed = process.returncode > 0 if command.until else process.returncode != 0
+        if is_failed or ((command.until or command.first) and not found):
             log.seek(0)
             raise SystemExit(f"{' '.join(command.argv)} failed:\n{log.read()[-4000:]}")
     return result

@@ -204,7 +204,8 @@ class MeshConfig:
     Attributes:
       data: splits the batch.
       fsdp: splits the batch, the parameters and the optimizer state.
-      tensor: splits heads, feed-forward width and vocabulary within a layer.
+      tensor: splits heads, feed-forward width and vocabulary within a layer; a divisor of the
+        number of devices of a process.
       communication_dtype: the dtype of matrices sent between devices, as summed gradients and as
         gathered parameters. bfloat16 halves the traffic, and rounds each device's part of a
         gradient to 8 bits before the sum (see `parallel/sharding.py`).

@@ -286,6 +286,7 @@ class Engine:
         self.name, self.buckets, self.backend = name, buckets, backend
         self._pad_id, self._extra = pad_id, dict(extra or {})
         self._compiled: frozenset[tuple[int, int]] = frozenset()
+        self._failures: dict[tuple[int, int], Exception] = {}
         self._lock = threading.Lock()
 
     @property
@@ -316,10 +317,19 @@ class Engine:
         logger.info("compiled %d %s of %s in %.1f s", number, noun, self.name, seconds)
 
     def compile(self, shape: tuple[int, int]) -> None:
-        """Compiles the program for (rows, length); another thread may run batches meanwhile."""
+        """Compiles the program for (rows, length); another thread may run batches meanwhile.
+
+        What cannot be compiled is not tried again: the same error is raised at once.
+        """
         with self._lock:  # no program is compiled twice
+            if shape in self._failures:
+                raise self._failures[shape]
             if shape not in self._compiled:
-                self.backend.compile(self._pad([], *shape))
+                try:
+                    self.backend.compile(self._pad([], *shape))
+                except Exception as error:
+                    self._failures[shape] = error
+                    raise
                 self._compiled |= {shape}
 
     def has_program(self, rows: int, length: int) -> bool:
@@ -327,8 +337,8 @@ class Engine:
         return (rows, length) in self._compiled
 
     def computes_at_once(self, length: int) -> bool:
-        """Returns whether `run` needs no compilation for sequences padded to this length."""
-        return bool(self._usable_shapes(1, length))
+        """Returns whether `run` compiles nothing for sequences of a padded length, or fails."""
+        return (1, length) in self._failures or bool(self._usable_shapes(1, length))
 
     def _usable_shapes(self, rows: int, length: int) -> list[tuple[int, int]]:
         """Returns the compiled shapes that compute up to `rows` sequences of a padded length."""
@@ -342,7 +352,7 @@ class Engine:
         """Computes a batch: at most `max_rows_for` sequences of the longest one's length.
 
         If the program of its shape is not compiled yet, it is computed in parts that have one, with
-        padding up to `common_length` if needed; if no part has, it is compiled first.
+        padding up to `common_length` if needed; if no part has, that for one sequence is compiled.
 
         Returns:
           For each sequence the outputs that it names; positions after its length are padding.
@@ -351,8 +361,8 @@ class Engine:
         rows = next_power_of_two(len(sequences))
         usable = self._usable_shapes(rows, length)
         if not usable:
-            self.compile((rows, length))
-            usable = [(rows, length)]
+            self.compile((1, length))
+            usable = [(1, length)]
         # The shortest length with a program, and the most rows of those.
         size, length = min(usable, key=lambda shape: (shape[1], -shape[0]))
         return [

@@ -189,6 +189,7 @@ def train_phase(
         batch = next(batches)
         seq_length = batch_lib.sequence_length(batch)
         if seq_length not in prepared:
+            jax.block_until_ready(state)  # steps in flight are training time
             with meter.paused():
                 compiled_step.prepare(seq_length)
                 barrier(f"the program for length {seq_length} of step {step}")

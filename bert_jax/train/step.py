@@ -231,9 +231,10 @@ class CompiledStep:
                 if other != length
             }
         # The error of a program that could not be compiled is raised now, and not when a batch
-        # needs it, perhaps hours later.
+        # needs it, perhaps hours later. Several processes must raise it at the same step.
+        is_alone = jax.process_count() == 1
         for other, program in self._programs.items():
-            if other == length or program.done():
+            if other == length or (is_alone and program.done()):
                 program.result()
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -243,8 +244,8 @@ class CompiledStep:
         return self._programs[length].result()(state, batch, self._seed)
 
     def close(self) -> None:
-        """Ends the thread after the program that it compiles."""
-        self._thread.shutdown(cancel_futures=True)
+        """Ends the thread after the program that it compiles, without waiting for it."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True)

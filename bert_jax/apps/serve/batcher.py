@@ -5,8 +5,8 @@ sequence that has waited longest and takes others of the same padded length in t
 arrival. Shorter sequences fill rows that would be padding otherwise.
 
 With the warm-up "common" or "none", the server is ready before all programs are compiled. A second
-thread compiles the others, first those that a sequence waits for; the device thread computes what
-has a program meanwhile, and compiles nothing.
+thread compiles the others, first those that a sequence waits for; meanwhile the device thread
+computes what has a program.
 """
 
 import asyncio
@@ -208,8 +208,8 @@ class Batcher:
         with self._changed:
             while not self._is_stopping:
                 oldest = [
-                    (queue.oldest(filter(self._can_compute(engine), queue.lengths())), queue)
-                    for engine, queue in self._queues.items()
+                    (queue.oldest(self._computable_lengths(queue)), queue)
+                    for queue in self._queues.values()
                 ]
                 waiting = [(entry, queue) for entry, queue in oldest if entry is not None]
                 if waiting:
@@ -240,9 +240,10 @@ class Batcher:
             self.ready.clear()
             self._fail_all()
 
-    def _can_compute(self, engine: Engine) -> Callable[[int], bool]:
-        """Returns whether the device thread computes sequences of a padded length now."""
-        return lambda length: not self._is_compiling or engine.computes_at_once(length)
+    def _computable_lengths(self, queue: _Queue) -> list[int]:
+        """Returns the padded lengths that wait and that the device thread computes now."""
+        at_once = queue.engine.computes_at_once
+        return [n for n in queue.lengths() if not self._is_compiling or at_once(n)]
 
     def _compile_others(self) -> None:
         """Compiles all programs while the device thread computes batches."""
@@ -255,24 +256,31 @@ class Batcher:
             for rows, length in engine.buckets.shapes()
             if rows > 1
         ]
-        while programs and not self._is_stopping:
-            engine, (rows, length) = programs.pop(self._next_program(programs))
-            try:
-                engine.compile((rows, length))
-            except Exception:
-                logger.exception(
-                    "the program of %s for %d sequences of %d tokens could not be compiled; %s",
-                    *(engine.name, rows, length),
-                    "such batches are computed in parts; a smaller --max-batch-tokens avoids them"
-                    if rows > 1
-                    else "requests for it will fail; a smaller --max-length refuses them",
-                )
+        try:
+            while programs and not self._is_stopping:
+                self._compile_in_background(*programs.pop(self._next_program(programs)))
+                with self._changed:
+                    self._changed.notify()
+        finally:
             with self._changed:
+                self._is_compiling = False
                 self._changed.notify()
-        with self._changed:
-            self._is_compiling = False
-            self._changed.notify()
-        logger.info("compiled the other programs in %.1f s", time.perf_counter() - start)
+        if not self._is_stopping:
+            logger.info("compiled the other programs in %.1f s", time.perf_counter() - start)
+
+    def _compile_in_background(self, engine: Engine, shape: tuple[int, int]) -> None:
+        """Compiles a program; if that is impossible, the server goes on without it."""
+        try:
+            engine.compile(shape)
+        except Exception:
+            rows, length = shape
+            logger.exception(
+                "the program of %s for %d sequences of %d tokens could not be compiled; %s",
+                *(engine.name, rows, length),
+                "such batches are computed in parts; a smaller --max-batch-tokens avoids them"
+                if rows > 1
+                else "requests for it fail; a smaller --max-length refuses them",
+            )
 
     def _next_program(self, programs: Sequence[tuple[Engine, tuple[int, int]]]) -> int:
         """Returns the number of the first program that a sequence waits for, or 0."""

@@ -39,8 +39,8 @@ def sharding_checks() -> list[Check]:
         Check(
             name="rows of a batch",
             describe=lambda target: (
-                f"rows that {target.processes} processes put on {target.devices} devices are in "
-                "the order of the loaders"
+                "rows of a global batch, in the order of the loaders; "
+                f"processes: {target.processes}, devices: {target.devices}"
             ),
             unit="wrong rows",
             measure=_measure_rows,
@@ -65,19 +65,19 @@ def _measure_rows(context: Context) -> Measured:
     return Measured(value=float(wrong), detail=f"{len(rows)} rows compared")
 
 
-def meshes(devices: int, *, simulated: bool) -> dict[str, MeshConfig]:
-    """Returns the meshes to compare on a number of devices, by their description."""
+def meshes(devices: int, processes: int, *, simulated: bool) -> dict[str, MeshConfig]:
+    """Returns the meshes to compare on the devices of all processes, by their description."""
     found = {f"data {devices}": MeshConfig(), f"fsdp {devices}": MeshConfig(data=1, fsdp=devices)}
     name, mesh = f"fsdp {devices // 2} x tensor 2", MeshConfig(data=1, fsdp=-1, tensor=2)
     if simulated:  # only one, because a CPU compiles slowly
         return {name: mesh}
-    return found if devices % 2 else {**found, name: mesh}
+    return found if devices // processes % 2 else {**found, name: mesh}
 
 
 def _describe(target: Target) -> str:
     simulated = target.devices == 1
     devices = _SIMULATED_DEVICES if simulated else target.devices
-    names = ", ".join(meshes(devices, simulated=simulated))
+    names = ", ".join(meshes(devices, target.processes, simulated=simulated))
     on = f"{names} simulated on the CPU" if simulated else names
     return f"losses and gradient norms of {_UPDATES} updates with dropout: {on}, against one device"
 
@@ -87,7 +87,9 @@ def largest_differences(corpus: Path, *, simulated: bool = False) -> dict[str, f
     expected = _losses_and_norms(corpus, MeshConfig(), jax.local_devices()[:1])
     return {
         name: float(np.max(np.abs(_losses_and_norms(corpus, mesh, jax.devices()) / expected - 1)))
-        for name, mesh in meshes(jax.device_count(), simulated=simulated).items()
+        for name, mesh in meshes(
+            jax.device_count(), jax.process_count(), simulated=simulated
+        ).items()
     }
 
 

@@ -346,10 +346,10 @@ def test_a_batch_without_a_program_is_computed_in_parts():
     engine.compile_all(shapes=[(2, 16)])
     assert [int(each["sum"]) for each in engine.run([_ones(n) for n in (3, 7, 9)])] == [3, 7, 9]
     assert backend.computed[3:] == [(2, 16), (2, 16)]
-    # Without any program of the length, the right one is compiled first.
+    # Without any program of the length, that for one sequence is compiled first.
     cold = Engine("cold", other := Sums(), Buckets(64, 256, 8), pad_id=0)
     assert [int(each["sum"]) for each in cold.run([_ones(20)] * 3)] == [20] * 3
-    assert other.compiled == other.computed == [(4, 32)]
+    assert other.compiled == [(1, 32)] and other.computed == [(1, 32)] * 3
     assert (engine.num_compiled, cold.num_compiled) == (5, 1)
 
 
@@ -430,6 +430,28 @@ def test_programs_that_cannot_be_compiled_leave_the_others(caplog):
     assert [int(output["sum"]) for output in job.outputs] == [60] * 4
     assert backend.computed[-2:] == [(2, 64)] * 2
     assert "of sums for 4 sequences of 64 tokens could not be compiled; such batches" in caplog.text
+
+
+def test_length_without_any_program_fails_at_once_and_others_are_answered():
+    class Short(Sums):
+        def compile(self, batch):
+            self.compiled.append(batch["input_ids"].shape)
+            if batch["input_ids"].shape[1] == 64:
+                raise MemoryError("out of memory")
+
+    engine = Engine("sums", backend := Short(), Buckets(64, 256, 8), pad_id=0)
+    batcher = Batcher([engine], 10_000, warm_up="none")
+    batcher.start()
+    wait_until(lambda: len(backend.compiled) == len(engine.buckets.shapes()))
+
+    async def run() -> int:
+        with pytest.raises(RequestError, match="the model failed on a batch"):
+            await batcher.compute(engine, [_ones(60)] * 4)
+        return int((await batcher.compute(engine, [_ones(9)])).outputs[0]["sum"])
+
+    assert asyncio.run(run()) == 9
+    batcher.stop()
+    assert len(backend.compiled) == len(engine.buckets.shapes())  # each was tried once
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])

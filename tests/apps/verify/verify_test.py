@@ -57,7 +57,7 @@ def test_all_checks_run_end_to_end(tmp_path, monkeypatch):
     # One mesh with all axes: each mesh is compiled for seconds.
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     monkeypatch.setattr(
-        sharded_steps, "meshes", lambda devices, simulated: {"data 2 x fsdp 2 x tensor 2": mesh}
+        sharded_steps, "meshes", lambda *_, simulated: {"data 2 x fsdp 2 x tensor 2": mesh}
     )
     lines: list[str] = []
     report = verify(
@@ -140,6 +140,11 @@ def test_wrong_loss_is_found(first_training, monkeypatch):
     assert found.status == "fail" and "after update 5: 4.9500, known 5.0388" in found.detail
 
 
+def test_tensor_parallelism_is_compared_within_processes_only():
+    names = [list(sharded_steps.meshes(4, processes, simulated=False)) for processes in (2, 4)]
+    assert names == [["data 4", "fsdp 4", "fsdp 2 x tensor 2"], ["data 4", "fsdp 4"]]
+
+
 def test_rows_in_another_order_are_found(tmp_path, monkeypatch):
     (check, _), context = sharded_steps.sharding_checks(), context_in(tmp_path)
     assert run_check(check, context).status == "pass"
@@ -177,7 +182,7 @@ def test_examples_on_the_wrong_devices_are_found(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(sharded_steps.sharding, "put_global_batch", repeat_first_half)
-    monkeypatch.setattr(sharded_steps, "meshes", lambda devices, simulated: {"data": MeshConfig()})
+    monkeypatch.setattr(sharded_steps, "meshes", lambda *_, simulated: {"data": MeshConfig()})
     result = run_check(sharded_steps.sharding_checks()[1], context_in(tmp_path))
     assert result.status == "fail" and (result.value or 0) > 1e-3, result
 
