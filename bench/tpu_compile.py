@@ -2,6 +2,8 @@
 
     python -m bench.tpu_compile --slices v4-32 v5e-16 --sizes base --hf-python ~/hf4/bin/python
     python -m bench.tpu_compile --sizes base --phase 0 --set train.phases.0.batch_size=512
+    python -m bench.tpu_compile --slices v5e-16 --config configs/pretrain/modernbert.py \\
+        --vocab-size 50368 --phase 0 --arg tpu=true parallelism=fsdp batch_size=64 seq_length=2048
 
 The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU. Every row is one
 AdamW step in bfloat16, by default with batch size 256 and length 512. The MFU of all rows uses the
@@ -11,6 +13,8 @@ same model FLOPs:
     plain    the recipe without arguments: unfused attention, replicated parameters
     hf-flax  Hugging Face's model (`bench/hf_flax_step.py`), in an environment with transformers
              4.x, jax, and optax; skipped without --hf-python
+
+With --config it is one row for each slice: the step of that recipe.
 """
 
 import argparse
@@ -41,6 +45,8 @@ def main() -> int:
     )
     slices_of_16_chips = [name for name, tpu_slice in all_slices().items() if tpu_slice.chips == 16]
     parser.add_argument("--slices", nargs="+", default=slices_of_16_chips)
+    parser.add_argument("--config", help="another recipe, instead of sizes and variants of BERT")
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base", "large"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS)
     parser.add_argument(
@@ -57,6 +63,8 @@ def main() -> int:
     )
     parser.add_argument("--hf-python", help="interpreter of an environment with transformers 4.x")
     args = parser.parse_args()
+    if args.config:
+        args.sizes, args.variants = [Path(args.config).stem], ["tpu"]
     print(f"{compiler_versions()}, {time.strftime('%Y-%m-%d')}; milliseconds on one device\n")
     print(
         "| size | slice | step | by schedule | of which kernels | by roofline | collectives | MFU "
@@ -83,8 +91,10 @@ def compile_variant(
 ) -> CompiledEstimate:
     """Compiles one variant."""
     recipe_arguments = args.arguments if variant == "tpu" else []
+    if args.config is None:
+        recipe_arguments = [f"size={size}", *recipe_arguments]
     experiment, _ = planned_experiment(
-        RECIPE, [f"size={size}", *recipe_arguments], args.overrides, VOCAB_SIZE
+        args.config or RECIPE, recipe_arguments, args.overrides, args.vocab_size
     )
     if variant == "hf-flax":
         return compile_hf_flax(experiment, args.phase, size, name, args.hf_python)
