@@ -215,6 +215,7 @@ class CompiledStep:
 
         Raises:
           ValueError: the length is not one of `lengths`.
+          Exception: a program could not be compiled, such as for lack of memory.
         """
         # `jax.jit` would compile for it without a word.
         if length not in self._lengths:
