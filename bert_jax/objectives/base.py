@@ -6,6 +6,7 @@ them has to know which objectives there are.
 """
 
 import abc
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -46,6 +47,7 @@ class BatchSizes(NamedTuple):
       length: L.
       predictions: P.
       target_length: T.
+      is_packed: whether the sequences are rows with several texts of the examples.
     """
 
     examples: int
@@ -53,6 +55,19 @@ class BatchSizes(NamedTuple):
     length: int
     predictions: int = 0
     target_length: int = 0
+    is_packed: bool = False
+
+    @classmethod
+    def from_dims(cls, dims: Mapping[str, int]) -> "BatchSizes":
+        """Returns the sizes of a batch with these dimensions, such as {"B": 32, "L": 128}."""
+        return cls(
+            examples=dims["B"],
+            sequences=dims.get("R", dims["B"] * dims.get("A", 1)),
+            length=dims["L"],
+            predictions=dims.get("P", 0),
+            target_length=dims.get("T", 0),
+            is_packed="R" in dims,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +147,20 @@ class Objective(abc.ABC):
         del statistics
         return params
 
+    def encoded_sequences(self, sizes: BatchSizes) -> tuple[tuple[int, int], ...]:
+        """Returns (number, length) of the sequences that the encoder computes in a step."""
+        return ((sizes.sequences, sizes.length),)
+
+    def encoded_positions(self, sizes: BatchSizes) -> int:
+        """Returns how many positions the encoder computes in a step, padding included."""
+        return sum(number * length for number, length in self.encoded_sequences(sizes))
+
     def encoder_flops(self, sizes: BatchSizes) -> float:
         """Returns the forward FLOPs of the encoder, which adaptation methods can make cheaper."""
-        return sizes.sequences * sizes.length * self.config.model.encoder_flops(sizes.length)
+        return sum(
+            number * length * self.config.model.encoder_flops(length)
+            for number, length in self.encoded_sequences(sizes)
+        )
 
     def head_flops(self, sizes: BatchSizes) -> float:
         """Returns the forward FLOPs of what is trained besides; task heads, under 0.1 %, are 0."""

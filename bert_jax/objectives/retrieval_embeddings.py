@@ -45,6 +45,7 @@ from bert_jax.objectives.sentence_embeddings import (
     encode_in_chunks,
     encoded_padding,
     first_texts,
+    sequences_of_texts,
     text_rows,
 )
 from bert_jax.params.functional import Params
@@ -63,11 +64,17 @@ class SparseEmbeddingObjective(Objective):
         self.config, self._loss = config, config.loss
         self._sparse_config = config.sentence_encoder
         self.network = build_sparse_encoder(config.model, config.sentence_encoder, config.compute)
+        is_static = config.sentence_encoder.has_static_queries
+        self._encoded_first_length = 0 if is_static else config.first_text_length
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the texts, the teacher's scores, and the part of the regularization's weight."""
         scores = () if self._loss.distillation is None else (TEACHER_SCORES,)
         return (*CHOICE_FIELDS, *scores, REGULARIZER_SCALE)
+
+    def encoded_sequences(self, sizes: BatchSizes) -> tuple[tuple[int, int], ...]:
+        """See `Objective`: queries can be shorter, and static ones are not encoded."""
+        return sequences_of_texts(sizes, self._encoded_first_length)
 
     def masked_lm_purpose(self) -> str:
         """Returns why a pretrained model must have a masked-LM head."""
@@ -87,7 +94,7 @@ class SparseEmbeddingObjective(Objective):
         """Computes the loss with its regularization; metrics are the accuracy and the sparsity."""
         vectors_BAV = self.example_vectors(params, batch, dropout_key)
         total, metrics = splade_loss(self._loss, vectors_BAV, batch)
-        metrics = metrics | encoded_padding(batch, self.config.first_text_length)
+        metrics = metrics | encoded_padding(batch, self._encoded_first_length)
         return LossOutput(total / loss_denominators["loss"], metrics)
 
     def example_vectors(
@@ -110,7 +117,7 @@ class SparseEmbeddingObjective(Objective):
 
     def head_flops(self, sizes: BatchSizes) -> float:
         """Returns the forward FLOPs of the masked-LM head at all positions."""
-        return sizes.sequences * sizes.length * masked_lm_flops(self.config.model)
+        return self.encoded_positions(sizes) * masked_lm_flops(self.config.model)
 
     def trained_model(self, params: Params, task: str | None) -> TrainedModel:
         """Returns the encoder with its masked-LM head, and the weights of static queries."""
@@ -160,6 +167,13 @@ class MultiVectorEmbeddingObjective(Objective):
         """Returns the texts, and the teacher's scores if they are learned."""
         scores = () if self._loss.distillation is None else (TEACHER_SCORES,)
         return (*CHOICE_FIELDS, *scores)
+
+    def encoded_sequences(self, sizes: BatchSizes) -> tuple[tuple[int, int], ...]:
+        """See `Objective`: queries are shorter, except for their expansion."""
+        expansion, length = self._vector_config.expansion, min(self._query_length, sizes.length)
+        query_length = length if expansion is None else max(length, expansion.length)
+        num_documents = sizes.sequences - sizes.examples
+        return ((sizes.examples, query_length), (num_documents, sizes.length))
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of examples; all batches are full, so no example has weight 0."""

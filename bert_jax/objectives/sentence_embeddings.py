@@ -40,7 +40,7 @@ from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.losses import WeightedMean, cross_entropy, is_correct, padding_fraction
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
-from bert_jax.objectives.base import Batch, LossOutput, Objective, TrainedModel
+from bert_jax.objectives.base import Batch, BatchSizes, LossOutput, Objective, TrainedModel
 from bert_jax.objectives.distillation import soft_target_loss
 from bert_jax.objectives.embedding_losses import (
     contrastive_loss,
@@ -144,6 +144,10 @@ class SentenceEmbeddingObjective(Objective):
             total, metrics = loss_of_vectors(self._dense_loss, vectors, batch, classifier)
         metrics = metrics | encoded_padding(batch, self.config.first_text_length)
         return LossOutput(total / loss_denominators["loss"], metrics)
+
+    def encoded_sequences(self, sizes: BatchSizes) -> tuple[tuple[int, int], ...]:
+        """See `Objective`: first texts can be shorter."""
+        return sequences_of_texts(sizes, self.config.first_text_length)
 
     def example_vectors(
         self, params: Params, batch: Batch, dropout_key: jax.Array | None
@@ -264,8 +268,20 @@ def embed_texts(
     return jnp.concatenate([first_vectors[:, None], vectors], axis=1)
 
 
+def sequences_of_texts(sizes: BatchSizes, first_length: int | None) -> tuple[tuple[int, int], ...]:
+    """Returns (number, length) of the sequences that are encoded.
+
+    Args:
+      first_length: see `SentenceEmbedding.first_text_length`; 0: first texts are not encoded.
+    """
+    is_alone = sizes.sequences == sizes.examples
+    if sizes.is_packed or is_alone or first_length is None or first_length >= sizes.length:
+        return ((sizes.sequences, sizes.length),)
+    return ((sizes.examples, first_length), (sizes.sequences - sizes.examples, sizes.length))
+
+
 def encoded_padding(batch: Batch, first_length: int | None) -> Metrics:
-    """Returns the fraction of the encoded positions that are padding."""
+    """Returns the fraction of the encoded positions that are padding; see `sequences_of_texts`."""
     if PACKED_TOKENS in batch:
         is_token = (batch[PACKED_TOKENS] >= 0).astype(jnp.int32)
         return {"padding_fraction": padding_fraction({"attention_mask": is_token})}

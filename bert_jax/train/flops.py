@@ -1,5 +1,7 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
+from collections.abc import Mapping
+
 from bert_jax.config.objectives import ObjectiveConfig, objective_of_phase
 from bert_jax.config.train import Phase
 from bert_jax.config.tuning import FullTuning, TuningConfig
@@ -12,9 +14,8 @@ from bert_jax.train.tuning.freezing import num_layers_with_gradients
 def step_flops(
     objective: ObjectiveConfig | Objective,
     phase: Phase,
-    seq_length: int | None = None,
+    dims: Mapping[str, int] | None = None,
     *,
-    num_sequences: int | None = None,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
     lowest_trainable_layer: int = 0,
 ) -> float:
@@ -25,9 +26,8 @@ def step_flops(
 
     Args:
       objective: the objective of the phase, or the config of the run's.
-      phase: gives the batch size, and the sequence length if `seq_length` is None.
-      seq_length: sequence length of the batch.
-      num_sequences: sequences that are encoded; None for one for each example.
+      phase: gives the dimensions that `dims` has not.
+      dims: global sizes of dimensions, such as {"B": 32, "L": 128}; see `bert_jax.batch`.
       tuning: whether a step runs the encoder, and what it trains of it. Without `FullTuning` the
         encoder's kernels have no gradients, which halves their products in the backward pass. The
         products of adapters are not counted: up to 4 %, or 13 % with the second product of DoRA.
@@ -37,25 +37,19 @@ def step_flops(
         return 0.0
     if not isinstance(objective, Objective):
         objective = make_objective(objective_of_phase(objective, phase))
-    length, method = seq_length or phase.seq_length, tuning.method
-    sizes = BatchSizes(
-        examples=phase.batch_size,
-        sequences=phase.batch_size if num_sequences is None else num_sequences,
-        length=length,
-        predictions=phase.max_predictions_per_seq,
-        target_length=phase.target_length,
-    )
-    # A prompt passes through the layers like the text, a prefix does not.
-    num_positions = length + method.length if isinstance(method, PromptTuning) else length
+    sizes, method = BatchSizes.from_dims({**phase.sizes, **(dims or {})}), tuning.method
     flops = 3.0 * objective.head_flops(sizes) + objective.teacher_flops(sizes)
-    encoder_flops = objective.encoder_flops(sizes._replace(length=num_positions))
+    # A prompt passes through the layers like the text, a prefix does not.
+    if isinstance(method, PromptTuning):
+        sizes = sizes._replace(length=sizes.length + method.length)
+    encoder_flops = objective.encoder_flops(sizes)
     if not encoder_flops:
         return flops
-    model = objective.config.model
+    model, num_positions = objective.config.model, objective.encoded_positions(sizes)
     if isinstance(method, PrefixTuning):
         # Each query has 2 D for the score and 2 D for the context of each key of the prefix.
         flops_per_query = method.length * 4 * model.hidden_size * model.num_applied_layers
-        encoder_flops += sizes.sequences * length * flops_per_query
+        encoder_flops += num_positions * flops_per_query
     num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
     # Forward 1, gradients of inputs and of kernels 1 each; layers below the lowest trained one
     # have no backward pass.
@@ -63,5 +57,5 @@ def step_flops(
     if not isinstance(method, FullTuning):
         # Frozen kernels have no gradient: of the backward pass only the half for the inputs is
         # left.
-        flops -= sizes.sequences * num_positions * 2 * num_layers * model.kernel_params_per_layer
+        flops -= num_positions * 2 * num_layers * model.kernel_params_per_layer
     return flops

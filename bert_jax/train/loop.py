@@ -147,10 +147,8 @@ class CompiledPhase:
       steps: the update numbers to run; the first update of a run is number 1.
       total_steps: updates of the whole run.
       batch_size: examples in a batch.
-      num_sequences: length of a batch -> the sequences that the encoder computes: `batch_size`
-        times the choices of an example (multiple choice), or rows of packed texts. Shorter first
-        texts (SPLADE, ColBERT) count like the others, so the rates of such runs are too high.
-      step_flops: model FLOPs of one step as a function of the batch's sequence length.
+      tokens: length of a batch -> the positions that the encoder computes, padding included.
+      flops: length of a batch -> the model FLOPs of its step.
       to_device: moves this process's part of a batch to its devices.
     """
 
@@ -159,8 +157,8 @@ class CompiledPhase:
     steps: range
     total_steps: int
     batch_size: int
-    num_sequences: Mapping[int, int]
-    step_flops: Callable[[int], float]
+    tokens: Mapping[int, int]
+    flops: Mapping[int, float]
     to_device: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]
 
 
@@ -197,8 +195,7 @@ def train_phase(
         # JAX returns before the step has run, so host and devices work at the same time;
         # `LimitInFlightSteps` bounds how far the host runs ahead.
         state, metrics = compiled_step(state, phase.to_device(batch))
-        tokens = phase.num_sequences[seq_length] * seq_length
-        meter.add(tokens, phase.step_flops(seq_length))
+        meter.add(phase.tokens[seq_length], phase.flops[seq_length])
         event = StepEvent(
             step=step,
             total_steps=phase.total_steps,

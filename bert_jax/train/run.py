@@ -22,6 +22,7 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError
 from bert_jax.io.atomic_io import write_json
 from bert_jax.io.json_io import read_json_object
+from bert_jax.objectives.base import BatchSizes, Objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.devices import hardware_info
 from bert_jax.parallel.processes import barrier, run_on_process_0
@@ -136,7 +137,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                         phase.seq_length,
                         len(steps),
                         phase.batch_size,
-                        max(math.prod(sizes) for sizes in _num_sequences(shapes).items()),
+                        max(_num_tokens(setup.objective_of(phase), shapes).values()),
                         loader.examples_per_epoch,
                         is_packed="packing_ids" in fields,
                     )
@@ -228,9 +229,9 @@ def _prepare_run_folder(
     return run_folder.external_checkpoint_dir(folder)
 
 
-def _num_sequences(shapes: list[dict[str, int]]) -> dict[int, int]:
-    """Returns for each length the sequences of a batch: packed rows, or the texts of examples."""
-    return {sizes["L"]: sizes.get("R", sizes["B"] * sizes.get("A", 1)) for sizes in shapes}
+def _num_tokens(objective: Objective, shapes: list[dict[str, int]]) -> dict[int, int]:
+    """Returns for each length the positions of a batch that the encoder computes."""
+    return {dims["L"]: objective.encoded_positions(BatchSizes.from_dims(dims)) for dims in shapes}
 
 
 def _compiled_phase(
@@ -242,7 +243,7 @@ def _compiled_phase(
 ) -> CompiledPhase:
     train, phase = setup.experiment.train, setup.experiment.train.phases[index]
     input_sharding = sharding.batch_sharding(setup.mesh)
-    objective, num_sequences = setup.objective_of(phase), _num_sequences(shapes)
+    objective = setup.objective_of(phase)
     lowest_trainable_layer = lowest_trainable_depth(
         paths.flatten(setup.abstract["params"]), train.tuning
     )
@@ -256,15 +257,17 @@ def _compiled_phase(
         steps=steps,
         total_steps=train.steps,
         batch_size=phase.batch_size,
-        num_sequences=num_sequences,
-        step_flops=lambda length: step_flops(
-            objective,
-            phase,
-            length,
-            num_sequences=num_sequences[length],
-            tuning=train.tuning,
-            lowest_trainable_layer=lowest_trainable_layer,
-        ),
+        tokens=_num_tokens(objective, shapes),
+        flops={
+            dims["L"]: step_flops(
+                objective,
+                phase,
+                dims,
+                tuning=train.tuning,
+                lowest_trainable_layer=lowest_trainable_layer,
+            )
+            for dims in shapes
+        },
         to_device=to_device,
     )
 

@@ -41,8 +41,7 @@ def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
       UserError: the formula differs from the count by more than 3 %.
     """
     sizes = inputs.shapes[-1]
-    num_sequences = sizes["B"] * sizes.get("A", 1)
-    formula = step_flops(config, inputs.phase, sizes["L"], num_sequences=num_sequences)
+    formula = step_flops(config, inputs.phase, sizes)
     formula += _masked_key_flops(config, inputs)
     counted = counted_flops(config, inputs)
     if abs(counted / formula - 1) > TOLERANCE:

@@ -9,7 +9,13 @@ import re
 import pytest
 
 from bert_jax.apps.plan.inputs import Inputs, make_inputs, planned_experiment
+from bert_jax.config.embedding_losses import (
+    MaxSimRankingLoss,
+    MultipleNegativesRankingLoss,
+    SpladeLoss,
+)
 from bert_jax.config.objectives import FineTuning, Pretraining, Seq2Seq, TokenDropping
+from bert_jax.config.sentence_embeddings import SentenceEmbedding
 from bert_jax.config.train import Phase
 from bert_jax.config.tuning import BitFit, TuningConfig
 from bert_jax.errors import UserError
@@ -24,7 +30,15 @@ from bert_jax.models.heads.config import MultipleChoiceHead, SequenceClassificat
 from bert_jax.models.led.config import LedConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.models.sentence_encoder.config import (
+    Dense,
+    MultiVectorEncoderConfig,
+    Normalize,
+    QueryExpansion,
+    SparseEncoderConfig,
+)
 from bert_jax.models.t5.config import T5Config
+from bert_jax.objectives.base import BatchSizes
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
 from bert_jax.train.tuning.freezing import lowest_trainable_depth
@@ -146,6 +160,56 @@ def test_flops_scale_with_num_choices():
     inputs = Inputs(phase=phase, fields=fields, shapes=(sizes,), step_fractions=(1.0,))
     counted = count_flops.check_formula(config, inputs)
     assert counted == pytest.approx(4 * count_flops.step_flops(config, phase), rel=0.01)
+
+
+EMBEDDING_MODEL = BertConfig.from_size("mini")
+SPLADE = SentenceEmbedding(
+    model=EMBEDDING_MODEL,
+    sentence_encoder=SparseEncoderConfig(),
+    loss=SpladeLoss(document_regularizer_weight=0.1, query_regularizer_weight=0.1),
+    first_text_length=16,
+)
+PROJECTION = Dense(in_features=256, out_features=16, bias=False, activation=None)
+EMBEDDINGS = {
+    "dense": (
+        SentenceEmbedding(
+            model=EMBEDDING_MODEL, loss=MultipleNegativesRankingLoss(), first_text_length=16
+        ),
+        8 * 16,
+    ),
+    "SPLADE": (SPLADE, 8 * 16),
+    "static queries": (
+        dataclasses.replace(SPLADE, sentence_encoder=SparseEncoderConfig(has_static_queries=True)),
+        0,
+    ),
+    "ColBERT": (
+        SentenceEmbedding(
+            model=EMBEDDING_MODEL,
+            sentence_encoder=MultiVectorEncoderConfig(
+                modules=(PROJECTION, Normalize()),
+                query_length=16,
+                expansion=QueryExpansion(length=32, token_id=4),
+            ),
+            loss=MaxSimRankingLoss(),
+        ),
+        8 * 32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_shorter_first_texts_have_fewer_flops(name):
+    config, query_positions = EMBEDDINGS[name]
+    phase, dims = Phase(steps=1, seq_length=64, batch_size=8), {"B": 8, "A": 3, "C": 2, "L": 64}
+    objective = make_objective(config)
+    positions = objective.encoded_positions(BatchSizes.from_dims(dims))
+    assert positions == query_positions + 8 * 2 * 64
+    fields = objective.batch_fields()
+    inputs = Inputs(phase=phase, fields=fields, shapes=(dims,), step_fractions=(1.0,))
+    formula = count_flops.step_flops(config, phase, dims)
+    # The backward pass computes the logits of sparse vectors again, which is no model FLOP.
+    formula += objective.head_flops(BatchSizes.from_dims(dims))
+    assert count_flops.counted_flops(config, inputs) == pytest.approx(formula, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -73,19 +73,13 @@ def step_time(
 ) -> StepTime:
     """Estimates the time of one step of a phase."""
     objective = experiment.objective
-    made, phase = make_objective(objective), inputs.phase
+    made = make_objective(objective)
     flops = tokens = num_vectors = 0.0
     for sizes, fraction in zip(inputs.shapes, inputs.step_fractions, strict=True):
         flops += fraction * model_flops(experiment, inputs, sizes, state.lowest_trainable_layer)
-        tokens += fraction * inputs.num_sequences * sizes["L"]
-        num_vectors += fraction * made.summed_vectors(
-            BatchSizes(
-                examples=phase.batch_size,
-                sequences=inputs.num_sequences,
-                length=sizes["L"],
-                target_length=phase.target_length,
-            )
-        )
+        batch_sizes = BatchSizes.from_dims({**inputs.phase.sizes, **sizes})
+        tokens += fraction * batch_sizes.sequences * batch_sizes.length
+        num_vectors += fraction * made.summed_vectors(batch_sizes)
     # The forward pass is a third of the FLOPs, and remat computes it twice.
     remat_factor = 1.0 if objective.compute.remat == "none" else 4 / 3
     hbm_bytes = 2 * (state.parameters + state.optimizer) + state.gradients
@@ -106,8 +100,7 @@ def model_flops(
     return step_flops(
         experiment.objective,
         inputs.phase,
-        sizes["L"],
-        num_sequences=inputs.num_sequences,
+        sizes,
         tuning=experiment.train.tuning,
         lowest_trainable_layer=lowest_trainable_layer,
     )
