@@ -179,7 +179,7 @@ class Objective(abc.ABC):
         the feed-forward network, and in the backward pass the gradients of their inputs (Shoeybi et
         al. 2019, section 3).
         """
-        return 4 * self.config.model.num_applied_layers * sizes.sequences * sizes.length
+        return 4 * self.config.model.num_applied_layers * self.encoded_positions(sizes)
 
     def pretrained_path(self, path: str, head: TaskHead | None) -> str | None:
         """Returns the parameter of a pretrained model from which a parameter starts; None: random.

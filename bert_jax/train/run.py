@@ -127,7 +127,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             if history.should_stop_early(train.checkpoints):
                 break
             phase = train.phases[index]
-            fields = workload.batch_fields(setup.objective_of(phase))
+            phase_objective = setup.objective_of(phase)
+            fields = workload.batch_fields(phase_objective)
             with contextlib.ExitStack() as phase_stack:
                 with meter.paused():
                     evaluator = workload.evaluator(objective, index, mesh)
@@ -137,7 +138,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
                         phase.seq_length,
                         len(steps),
                         phase.batch_size,
-                        max(_num_tokens(setup.objective_of(phase), shapes).values()),
+                        max(_num_tokens(phase_objective, shapes).values()),
                         loader.examples_per_epoch,
                         is_packed="packing_ids" in fields,
                     )

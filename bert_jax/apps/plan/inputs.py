@@ -28,6 +28,7 @@ from bert_jax.config.train import Phase
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.objectives.base import BatchSizes
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.workloads import make_workload
 
@@ -136,7 +137,7 @@ class Inputs:
     @property
     def num_sequences(self) -> int:
         """Returns how many sequences the encoder reads per batch: examples times choices."""
-        return self.phase.batch_size * self.shapes[-1].get("A", 1)
+        return BatchSizes.from_dims(self.shapes[-1]).sequences
 
     def batch_spec(self, shape_index: int = -1) -> BatchSpec:
         """Returns {field: (global shape, dtype)} for `shapes[shape_index]`.

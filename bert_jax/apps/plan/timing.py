@@ -78,7 +78,7 @@ def step_time(
     for sizes, fraction in zip(inputs.shapes, inputs.step_fractions, strict=True):
         flops += fraction * model_flops(experiment, inputs, sizes, state.lowest_trainable_layer)
         batch_sizes = BatchSizes.from_dims({**inputs.phase.sizes, **sizes})
-        tokens += fraction * batch_sizes.sequences * batch_sizes.length
+        tokens += fraction * made.encoded_positions(batch_sizes)
         num_vectors += fraction * made.summed_vectors(batch_sizes)
     # The forward pass is a third of the FLOPs, and remat computes it twice.
     remat_factor = 1.0 if objective.compute.remat == "none" else 4 / 3

@@ -38,6 +38,7 @@ from bert_jax.batch import batch_spec
 from bert_jax.config.objectives import ObjectiveConfig
 from bert_jax.config.tuning import TuningConfig
 from bert_jax.models.sharding import LOGICAL_TO_MESH, parameter_axes
+from bert_jax.objectives.base import BatchSizes
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel.tpu_slices import Generation
 from bert_jax.train.tuning.freezing import mask_frozen, unmask_frozen
@@ -84,7 +85,8 @@ def trace_gradient(
         axes.append(_parameter_axes("/".join(str(key.key) for key in keys[1:])))
     axes += [(BATCH, *(None,) * (len(leaf.shape) - 1)) for leaf in jax.tree.leaves(batch)]
     # What depends on the gradient of the loss is the backward pass.
-    return Trace(used, axes, [True] + [False] * (len(axes) - 1), sizes["B"] * sizes.get("A", 1))
+    num_sequences = BatchSizes.from_dims(sizes).sequences
+    return Trace(used, axes, [True] + [False] * (len(axes) - 1), num_sequences)
 
 
 def _parameter_axes(path: str) -> Axes:
