@@ -43,7 +43,7 @@ class BatchSizes(NamedTuple):
 
     Attributes:
       examples: B.
-      sequences: B, or B x A for choices and windows, or R for packed texts.
+      sequences: B, or B x A for choices, windows and texts to embed, or R for packed texts.
       length: L.
       predictions: P.
       target_length: T.

@@ -169,7 +169,9 @@ class MultiVectorEmbeddingObjective(Objective):
         return (*CHOICE_FIELDS, *scores)
 
     def encoded_sequences(self, sizes: BatchSizes) -> tuple[tuple[int, int], ...]:
-        """See `Objective`: queries are shorter, except for their expansion."""
+        """See `Objective`: queries are cut to their length, then widened to the expansion."""
+        if sizes.sequences == sizes.examples:  # how many documents a query has is not known
+            return super().encoded_sequences(sizes)
         expansion, length = self._vector_config.expansion, min(self._query_length, sizes.length)
         query_length = length if expansion is None else max(length, expansion.length)
         num_documents = sizes.sequences - sizes.examples

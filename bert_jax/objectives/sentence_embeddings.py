@@ -272,10 +272,10 @@ def sequences_of_texts(sizes: BatchSizes, first_length: int | None) -> tuple[tup
     """Returns (number, length) of the sequences that are encoded.
 
     Args:
-      first_length: see `SentenceEmbedding.first_text_length`; 0: first texts are not encoded.
+      first_length: see `SentenceEmbedding.first_text_length`; 0 if first texts are not encoded.
     """
-    is_alone = sizes.sequences == sizes.examples
-    if sizes.is_packed or is_alone or first_length is None or first_length >= sizes.length:
+    has_one_text = sizes.sequences == sizes.examples
+    if sizes.is_packed or has_one_text or first_length is None or first_length >= sizes.length:
         return ((sizes.sequences, sizes.length),)
     return ((sizes.examples, first_length), (sizes.sequences - sizes.examples, sizes.length))
 

@@ -25,9 +25,10 @@ def step_flops(
     A teacher's forward pass is counted. Task heads (under 0.1 %) are not: 0 for `"cached"`.
 
     Args:
-      objective: the objective of the phase, or the config of the run's.
-      phase: gives the dimensions that `dims` has not.
-      dims: global sizes of dimensions, such as {"B": 32, "L": 128}; see `bert_jax.batch`.
+      objective: the objective of the phase, or the run's config, from which it is made.
+      phase: has the sizes of the dimensions that are missing in `dims`.
+      dims: global sizes of dimensions, such as {"B": 32, "L": 128}; see `bert_jax.batch`. Without
+        "A", an example has one text.
       tuning: whether a step runs the encoder, and what it trains of it. Without `FullTuning` the
         encoder's kernels have no gradients, which halves their products in the backward pass. The
         products of adapters are not counted: up to 4 %, or 13 % with the second product of DoRA.
@@ -47,9 +48,9 @@ def step_flops(
         return flops
     model, num_positions = objective.config.model, objective.encoded_positions(sizes)
     if isinstance(method, PrefixTuning):
-        # Each query has 2 D for the score and 2 D for the context of each key of the prefix.
-        flops_per_query = method.length * 4 * model.hidden_size * model.num_applied_layers
-        encoder_flops += num_positions * flops_per_query
+        # Each position has 2 D for the score and 2 D for the context of each key of the prefix.
+        flops_per_position = method.length * 4 * model.hidden_size * model.num_applied_layers
+        encoder_flops += num_positions * flops_per_position
     num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
     # Forward 1, gradients of inputs and of kernels 1 each; layers below the lowest trained one
     # have no backward pass.
