@@ -120,7 +120,7 @@ def compile_hf_flax(
     report = run_worker(
         [python, str(root / "bench/hf_flax_step.py")], request, {"PYTHONPATH": paths}
     )
-    flops = step_flops(experiment.objective, phase, phase.seq_length)
+    flops = step_flops(experiment.objective, phase)
     return estimate_compiled(json.loads(report), find_slice(name), flops)
 
 
