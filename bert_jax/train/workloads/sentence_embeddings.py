@@ -244,7 +244,9 @@ def _check_dropout(objective: SentenceEmbedding, tuning: TuningConfig) -> None:
     """Raises a ConfigError if the two vectors of a text in `UnsupervisedSimCSE` would be equal."""
     if not isinstance(single_loss(objective.loss), UnsupervisedSimCSE):
         return
+    # ESM's `token_dropout` is a flag: it scales embeddings, and draws nothing at random.
     names = [f.name for f in dataclasses.fields(objective.model) if "dropout" in f.name]
+    names = [name for name in names if not isinstance(getattr(objective.model, name), bool)]
     rates = [getattr(objective.model, name) for name in names]
     rates.append(getattr(tuning.adapter, "dropout", 0.0))
     if not any(rates):

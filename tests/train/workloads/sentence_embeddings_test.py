@@ -33,6 +33,7 @@ from bert_jax.config.sentence_embeddings import SentenceEmbedding, SentenceEmbed
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.models.esm.config import EsmConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.sentence_encoder.config import Dense, Normalize, SentenceEncoderConfig
 from bert_jax.objectives.make import make_objective
@@ -255,9 +256,11 @@ def test_simcse_needs_dropout(folder):
     model = dataclasses.replace(
         objective.model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
-    objective = dataclasses.replace(objective, model=model)
-    with pytest.raises(ConfigError, match="UnsupervisedSimCSE needs dropout"):
-        SentenceEmbeddingWorkload(experiment, data, objective)
+    # ESM has a flag with "dropout" in its name, which is not a rate.
+    for without_dropout in (model, EsmConfig()):
+        objective = dataclasses.replace(objective, model=without_dropout)
+        with pytest.raises(ConfigError, match="UnsupervisedSimCSE needs dropout"):
+            SentenceEmbeddingWorkload(experiment, data, objective)
 
 
 def test_groups_take_the_form_that_the_loss_reads():
