@@ -39,6 +39,14 @@ def log_model(model: Any, params: Any, trained: Any) -> None:
     )
 
 
+def log_token_rows(num_rows: int, vocab_size: int) -> None:
+    """Logs how many rows of the token embeddings are trained."""
+    _log(
+        f"token embeddings: {num_rows:,} of {vocab_size:,} rows are trained; no training text has "
+        "the tokens of the others"
+    )
+
+
 def describe_model(model: Any, params: Any) -> str:
     """Returns the family and the size of a model, such as "BERT, 2 layers of width 128, ..."."""
     layers = getattr(model, "num_hidden_layers", None)

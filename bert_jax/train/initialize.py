@@ -36,6 +36,7 @@ from bert_jax.runs.checkpoints import step_folder
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
 from bert_jax.train.evaluate_and_save import BestEvaluation
 from bert_jax.train.step import (
+    TOKEN_ROWS,
     State,
     TrainSetup,
     checkpointed_state,
@@ -43,6 +44,7 @@ from bert_jax.train.step import (
     init_state,
 )
 from bert_jax.train.tuning.freezing import count_layers, param_depth
+from bert_jax.train.tuning.token_rows import take_rows
 from bert_jax.train.tuning.weight_anchors import set_fisher
 from bert_jax.train.watchdog import Watchdog
 
@@ -148,21 +150,27 @@ def initialize_or_load(setup: TrainSetup) -> State:
     if not experiment.init_from and teacher is None:
         # Under jit with shardings, so that no device ever holds all parameters and moments.
         jitted_init = jax.jit(
-            lambda key: init_state(objective, optimizer, key), out_shardings=shardings
+            lambda key: init_state(objective, optimizer, key, setup.token_rows),
+            out_shardings=shardings,
         )
         return jitted_init(key)
     params = _initialize_missing(objective, _load_params(setup, teacher), key)
     if tuning.adapter is not None:
         params = jax.device_put(start_from_base(tuning.adapter, params), shardings["params"])
+    state = {"step": jax.device_put(jax.numpy.int32(0), shardings["step"]), "params": params}
+    if setup.token_rows is not None:
+        state[TOKEN_ROWS] = jax.device_put(setup.token_rows, shardings[TOKEN_ROWS])
     # `jax.jit(optimizer.init)` alone would put all moments on one device.
-    jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
-    opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
+    jitted_opt_init = jax.jit(
+        lambda params, rows: optimizer.init(take_rows(params, rows)),
+        out_shardings=shardings["opt_state"],
+    )
+    opt_state, weight_anchor = jitted_opt_init(params, state.get(TOKEN_ROWS)), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):
         from bert_jax.train.tuning.fisher import load_fisher
 
         opt_state = set_fisher(opt_state, weight_anchor, load_fisher(weight_anchor.fisher))
-    step = jax.device_put(jax.numpy.int32(0), shardings["step"])
-    return {"step": step, "params": params, "opt_state": opt_state}
+    return {**state, "opt_state": opt_state}
 
 
 def check_existing_run(

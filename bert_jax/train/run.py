@@ -32,7 +32,7 @@ from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.runs.attempt_log import AttemptLog, Outcome
 from bert_jax.runs.checkpoints.checkpointer import Checkpointer
-from bert_jax.runs.messages import log_model, log_phase, log_results
+from bert_jax.runs.messages import log_model, log_phase, log_results, log_token_rows
 from bert_jax.runs.trackers import Track, check_tracker
 from bert_jax.runs.training_data import check_fingerprint, write_fingerprint
 from bert_jax.train.compilation_cache import persistent_compilation_cache
@@ -49,6 +49,7 @@ from bert_jax.train.loop import (
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
 from bert_jax.train.step import TrainSetup, checkpointed_state, complete_state
 from bert_jax.train.tuning.freezing import lowest_trainable_depth, without_frozen
+from bert_jax.train.tuning.token_rows import take_rows
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.train.workloads import make_workload
 from bert_jax.train.workloads.base import Workload
@@ -91,7 +92,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
         # The Pallas kernels look up the mesh, because XLA cannot partition them by itself.
         stack.enter_context(jax.set_mesh(mesh))
-        setup = TrainSetup.from_experiment(experiment, mesh)
+        setup = TrainSetup.from_experiment(experiment, mesh, workload.training_token_ids())
         objective, abstract_params = setup.objective, setup.abstract["params"]
 
         # The state: restored from the newest valid checkpoint, or initialized.
@@ -112,8 +113,12 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             stack.callback(hook.close)
         history = EvaluationHistory(best=start.best)
         save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter, start.base)
-        trained_params = without_frozen(train.tuning, abstract_params)
+        trained_params = without_frozen(
+            train.tuning, jax.eval_shape(take_rows, abstract_params, setup.token_rows)
+        )
         log_model(experiment.objective.model, abstract_params, trained_params)
+        if setup.token_rows is not None:
+            log_token_rows(len(setup.token_rows), experiment.objective.model.vocab_size)
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
         leaves = jax.tree.leaves(paths.without_auxiliary_networks(abstract_params))

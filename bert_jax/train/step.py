@@ -33,9 +33,20 @@ from bert_jax.train.tuning.freezing import (
     mask_frozen,
     unmask_frozen,
 )
+from bert_jax.train.tuning.token_rows import (
+    choose_token_rows,
+    insert_rows,
+    mask_rows,
+    take_rows,
+    with_row_gradients,
+)
 
 State = dict[str, Any]
-"""{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
+"""{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}
+
+If not all rows of the token embeddings are trained, "token_rows" are the trained ones.
+"""
+TOKEN_ROWS = "token_rows"
 # These are read again from the folders that the checkpoint names.
 _EXTERNAL_PARAMS = (WHOLE_ENCODER, TEACHER_PARAMS)
 Metrics = dict[str, jax.Array]
@@ -43,15 +54,24 @@ TrainStep = Callable[..., tuple[State, Metrics]]
 
 
 def init_state(
-    objective: Objective, optimizer: optax.GradientTransformation, key: jax.Array
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    token_rows: np.ndarray | None = None,
 ) -> State:
     """Returns the train state before the first update.
 
     A pure function: call it under `jax.eval_shape` for the shapes alone, or under `jax.jit` with
     `out_shardings` to initialize a sharded state.
+
+    Args:
+      token_rows: the rows of the token embeddings that are trained; None: all.
     """
     params = objective.init(key)
-    return {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
+    rows = None if token_rows is None else jnp.asarray(token_rows)
+    state = {"step": jnp.int32(0), "params": params}
+    state["opt_state"] = optimizer.init(take_rows(params, rows))
+    return state if rows is None else {**state, TOKEN_ROWS: rows}
 
 
 def checkpointed_state(tuning: TuningConfig, state: State) -> State:
@@ -108,11 +128,13 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
         # Frozen parameters become `optax.MaskedNode`: their backward pass is not compiled, and
         # gradients, sums of microbatches and updates have no arrays for them.
-        trained = mask_frozen(tuning, state["params"])
+        rows = state.get(TOKEN_ROWS)
+        trained = take_rows(mask_frozen(tuning, state["params"]), rows)
 
         def compute_loss(trained: Any, *args: Any) -> LossOutput:
-            params = unmask_frozen(trained, state["params"])
-            return objective.compute_loss(gather_params(params), *args)
+            params = gather_params(unmask_frozen(mask_rows(trained, rows), state["params"]))
+            params = with_row_gradients(params, trained, rows)
+            return objective.compute_loss(params, *args)
 
         grads, losses = _accumulate_gradients(
             compute_loss,
@@ -124,7 +146,8 @@ def make_train_step(
         )
         updates, opt_state = optimizer.update(grads, state["opt_state"], trained)
         updated: Any = optax.apply_updates(trained, updates)
-        params = unmask_frozen(updated, state["params"])
+        whole = insert_rows(updated, state["params"], rows)
+        params = unmask_frozen(whole, state["params"])
         params = objective.update_statistics(params, losses.statistics)
         metrics = {
             "loss": losses.loss,
@@ -135,7 +158,8 @@ def make_train_step(
             name: mean.total / mean.weight  # NaN if the weight is 0, which logs show as null
             for name, mean in losses.metrics.items()
         }
-        return {"step": state["step"] + 1, "params": params, "opt_state": opt_state}, metrics
+        new = {"step": state["step"] + 1, "params": params, "opt_state": opt_state}
+        return {**state, **new}, metrics
 
     return train_step
 
@@ -173,21 +197,32 @@ def _accumulate_gradients(
 
 
 def abstract_state(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    token_rows: np.ndarray | None,
 ) -> State:
-    """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
+    """Returns the train state as shapes, dtypes and shardings, without allocating memory.
+
+    Args:
+      params: the parameters as shapes and dtypes.
+      token_rows: the rows of the token embeddings that are trained; None: all.
+    """
     # Not from `init_state`: tracing the initializers takes as long as tracing the train step.
-    params = objective.abstract()
+    trained = jax.eval_shape(take_rows, params, token_rows)
     shapes = {
         "step": jax.ShapeDtypeStruct((), jnp.int32),
         "params": params,
-        "opt_state": jax.eval_shape(optimizer.init, params),
+        "opt_state": jax.eval_shape(optimizer.init, trained),
     }
     shardings = {
         "step": sharding.replicated(mesh),
         "params": sharding.parameter_shardings(params, mesh),
-        "opt_state": sharding.optimizer_shardings(optimizer, params, mesh),
+        "opt_state": sharding.optimizer_shardings(optimizer, trained, mesh),
     }
+    if token_rows is not None:
+        shapes[TOKEN_ROWS] = jax.ShapeDtypeStruct(token_rows.shape, token_rows.dtype)
+        shardings[TOKEN_ROWS] = sharding.replicated(mesh)
     return sharding.with_shardings(shapes, shardings)
 
 
@@ -255,6 +290,7 @@ class TrainSetup:
 
     Attributes:
       abstract: the train state as shapes, dtypes and shardings.
+      token_rows: the rows of the token embeddings that are trained, int32; None: all.
     """
 
     experiment: Experiment
@@ -262,10 +298,21 @@ class TrainSetup:
     objective: Objective
     optimizer: optax.GradientTransformation
     abstract: State
+    token_rows: np.ndarray | None = None
 
     @classmethod
-    def from_experiment(cls, experiment: Experiment, mesh: jax.sharding.Mesh) -> "TrainSetup":
-        """Makes the objective, the optimizer and the abstract state that the config describes."""
+    def from_experiment(
+        cls,
+        experiment: Experiment,
+        mesh: jax.sharding.Mesh,
+        token_ids: np.ndarray | None = None,
+    ) -> "TrainSetup":
+        """Makes the objective, the optimizer and the abstract state that the config describes.
+
+        Args:
+          token_ids: all token ids that batches have, to train only their embeddings where that
+            makes no difference; None: unknown.
+        """
         tuning = experiment.train.tuning
         objective = make_objective(
             experiment.objective,
@@ -273,7 +320,9 @@ class TrainSetup:
             adapter=tuning.adapter,
         )
         optimizer = make_optimizer(experiment.train)
-        abstract = abstract_state(objective, optimizer, mesh)
+        params = objective.abstract()
+        token_rows = choose_token_rows(experiment, params, token_ids)
+        abstract = abstract_state(params, optimizer, mesh, token_rows)
         check_trains_encoder(tuning, abstract["params"])
         return cls(
             experiment=experiment,
@@ -281,6 +330,7 @@ class TrainSetup:
             objective=objective,
             optimizer=optimizer,
             abstract=abstract,
+            token_rows=token_rows,
         )
 
     def objective_of(self, phase: Phase) -> Objective:

@@ -7,6 +7,7 @@ devices in the dtype of the table.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -33,8 +34,12 @@ def _fwd(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, 
     return embedding_lookup(table, ids), (table, ids)
 
 
-def _bwd(residuals: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, Any]:
+def _bwd(residuals: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, None]:
     table, ids = residuals
+    return _table_gradient(table, ids, grad), None
+
+
+def _table_gradient(table: jax.Array, ids: jax.Array, grad: jax.Array) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
 
     def scatter_add(ids: jax.Array, grad: jax.Array) -> jax.Array:
@@ -45,14 +50,56 @@ def _bwd(residuals: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.A
         return total if mesh.empty else jax.lax.psum(total, BATCH_AXES)
 
     if mesh.empty:  # one device
-        return scatter_add(ids, grad), None
+        return scatter_add(ids, grad)
     batch_spec = PartitionSpec(BATCH_AXES)
     return jax.shard_map(scatter_add, in_specs=(batch_spec, batch_spec), out_specs=PartitionSpec())(
         ids, grad
-    ), None
+    )
 
 
 embedding_lookup.defvjp(_fwd, _bwd)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PartlyTrainedTable:
+    """Holds a table of embeddings of which only some rows have gradients.
+
+    The gradient of a whole table is a table of zeros but for the rows of a batch, which devices
+    would send to each other.
+
+    Attributes:
+      table: [V, D].
+      row_ids: int32 [R], ascending; they contain all ids that are looked up.
+      rows: [R, D], the values of these rows in `table`, which receive the gradients.
+    """
+
+    table: jax.Array
+    row_ids: jax.Array
+    rows: jax.Array
+
+
+@jax.custom_vjp
+def _partly_trained_lookup(table: PartlyTrainedTable, ids_BL: jax.Array) -> jax.Array:
+    return embedding_lookup(table.table, ids_BL)
+
+
+def _partly_trained_fwd(
+    table: PartlyTrainedTable, ids: jax.Array
+) -> tuple[jax.Array, tuple[PartlyTrainedTable, jax.Array]]:
+    return _partly_trained_lookup(table, ids), (table, ids)
+
+
+def _partly_trained_bwd(
+    residuals: tuple[PartlyTrainedTable, jax.Array], grad: jax.Array
+) -> tuple[Any, None]:
+    table, ids = residuals
+    indices = jnp.searchsorted(table.row_ids, ids).astype(jnp.int32)
+    gradient = _table_gradient(table.rows, indices, grad)
+    return PartlyTrainedTable(table=None, row_ids=None, rows=gradient), None  # pyright: ignore[reportArgumentType]
+
+
+_partly_trained_lookup.defvjp(_partly_trained_fwd, _partly_trained_bwd)
 
 
 class Linear(nnx.Linear):
@@ -173,7 +220,10 @@ class EmbeddingTable(nnx.Embed):
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # type: ignore[override]
         """Maps int32 [B, L] to float32 [B, L, E]."""
-        return embedding_lookup(self.embedding[...], ids)
+        table: Any = self.embedding.get_value()
+        if isinstance(table, PartlyTrainedTable):
+            return _partly_trained_lookup(table, ids)
+        return embedding_lookup(table, ids)
 
 
 def embedding(

@@ -1,12 +1,14 @@
 """Defines a workload: the training batches of a run and its evaluation, for its objective."""
 
 import abc
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import jax
+import numpy as np
 
 from bert_jax.config.experiment import Experiment
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
@@ -73,6 +75,10 @@ class Workload(abc.ABC):
     def describe_data(self) -> dict[str, str]:
         """Describes the data for the report: name -> text, such as a path with its counts."""
 
+    def training_token_ids(self) -> np.ndarray | None:
+        """Returns all token ids that training batches have; None if they are not known before."""
+        return None
+
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:
@@ -134,6 +140,15 @@ class Workload(abc.ABC):
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 tokenizer.save(partial_folder)
+
+
+def distinct_token_ids(tokenizer: Tokenizer, *splits: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the token ids of all sequences of some splits, and all special ones, ascending."""
+    is_used = np.zeros(len(tokenizer), bool)
+    is_used[list(tokenizer.special_ids)] = True
+    for token_ids in itertools.chain(*splits):
+        is_used[token_ids] = True
+    return np.flatnonzero(is_used)
 
 
 def check_model_inputs(

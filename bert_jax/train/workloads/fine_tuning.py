@@ -59,7 +59,7 @@ from bert_jax.tasks.ranking import max_texts_per_query
 from bert_jax.tasks.registry import head_for_data, kind_of
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.train.workloads.base import Workload
+from bert_jax.train.workloads.base import Workload, distinct_token_ids
 from bert_jax.train.workloads.feature_cache import (
     ENCODER_FEATURES,
     FeatureExtractor,
@@ -118,6 +118,13 @@ class FineTuningWorkload(Workload):
         """Returns the name of the task with the number of examples of each split."""
         splits = ", ".join(f"{len(rows):,} {split}" for split, rows in self._task.splits.items())
         return {"Task": f"{self._task.name}: {splits} examples"}
+
+    def training_token_ids(self) -> np.ndarray | None:
+        """Returns the token ids of all training sequences, and special ones; see `Workload`."""
+        if self._data.prompt and self._data.prompt.demonstrations:
+            return None  # they are drawn in every epoch
+        features = [self.train_features(index) for index in range(len(self._phases))]
+        return distinct_token_ids(self._tokenizer, *(each.input_ids for each in features))
 
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path

@@ -92,6 +92,12 @@ class MultiTaskWorkload(Workload):
             for name, workload in self._workloads.items()
         }
 
+    def training_token_ids(self) -> np.ndarray | None:
+        """Returns the token ids of all tasks; see `Workload`."""
+        ids = [workload.training_token_ids() for workload in self._workloads.values()]
+        known = [each for each in ids if each is not None]
+        return np.concatenate(known) if len(known) == len(ids) else None
+
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each batch length that occurs; see `Workload`."""
         phase_config = self._phases[phase_index]

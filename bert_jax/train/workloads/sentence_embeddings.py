@@ -64,7 +64,7 @@ from bert_jax.runs.messages import log_truncation
 from bert_jax.tasks.metrics.regression import regression_metrics
 from bert_jax.tasks.metrics.vectors import normalize_vectors
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.workloads.base import Workload
+from bert_jax.train.workloads.base import Workload, distinct_token_ids
 
 DEV = "dev"
 
@@ -91,6 +91,7 @@ class SentenceEmbeddingWorkload(Workload):
         self._dev = read_text_groups(data.dev) if data.dev is not None else None
         path = teacher_path(self._config.loss)
         self._targets = {} if path else loss_targets(self._groups, self._config.loss)
+        self._tokenized = functools.cache(self._tokenize)
         self._features = functools.cache(self._make_features)
         self._mesh = experiment.mesh
         self._packed_rows = functools.cache(self._count_packed_rows)
@@ -112,6 +113,13 @@ class SentenceEmbeddingWorkload(Workload):
             for name, each in groups.items()
             if each is not None
         }
+
+    def training_token_ids(self) -> np.ndarray | None:
+        """Returns the token ids of all texts, and special ones; see `Workload`."""
+        features = [self._tokenized(phase.seq_length) for phase in self._phases]
+        ids = distinct_token_ids(self._tokenizer, *(each.input_ids for each in features))
+        expansion = getattr(self._config.sentence_encoder, "expansion", None)
+        return ids if expansion is None else np.append(ids, expansion.token_id)
 
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
@@ -226,10 +234,13 @@ class SentenceEmbeddingWorkload(Workload):
             write_json(folder / run_folder.EVALUATION, metrics)
 
     def _make_features(self, seq_length: int) -> Features:
+        features = self._tokenized(seq_length)
+        return dataclasses.replace(features, targets={**features.targets, **self._targets})
+
+    def _tokenize(self, seq_length: int) -> Features:
         groups, config = self._groups, self._config.sentence_encoder
         features = group_features(groups, self._tokenizer, seq_length, config)
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
-        features.targets.update(self._targets)
         limit = self._config.first_text_length
         if limit is not None and (longest := max_text_lengths(features)[0]) > limit:
             raise ConfigError(
