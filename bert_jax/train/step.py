@@ -107,7 +107,8 @@ def make_train_step(
 ) -> TrainStep:
     """Returns the pure function (state, batch, seed) -> (state, metrics).
 
-    Gradients, moments and updates exist for the parameters that `tuning` trains only.
+    Gradients, moments and updates exist for the parameters that `tuning` trains only, and of the
+    token embeddings for the rows that the state names (`tuning/token_rows.py`).
 
     Args:
       schedule: the learning rate that `optimizer` applies; used only to report it as a metric.

@@ -31,7 +31,7 @@ def choose_token_rows(
 ) -> np.ndarray | None:
     """Returns the rows to train, or None to train the whole table.
 
-    The table is trained as a whole if at least half of its rows would be trained; if masked-LM
+    The table is trained as a whole if more than half of its rows would be trained; if masked-LM
     logits are computed from it, which gives all rows gradients; and with optimizers that scale an
     update by a statistic of the whole parameter (LAMB, Adafactor, StableAdamW).
 

@@ -4,7 +4,9 @@ Covers bert_jax/train/tuning/token_rows.py, and the token ids that workloads say
 """
 
 import functools
+import random
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,9 +22,11 @@ from bert_jax.apps.testing.models import (
 )
 from bert_jax.config.config_lib import override
 from bert_jax.config.data import FineTuningData
+from bert_jax.config.embedding_losses import MaxSimRankingLoss, MultipleNegativesRankingLoss
 from bert_jax.config.experiment import Experiment
 from bert_jax.config.labeled_data import Glue
 from bert_jax.config.objectives import FineTuning
+from bert_jax.config.sentence_embeddings import TextFile
 from bert_jax.config.train import (
     AdamW,
     Lamb,
@@ -41,11 +45,12 @@ from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
-from bert_jax.pretrained.load import build_model
+from bert_jax.pretrained.load import build_model, load_encoder
 from bert_jax.runs.checkpoints.step_folder import restore_params
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.optimizer import learning_rate_schedule
+from bert_jax.train.presets import sentence_embedding_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
 from bert_jax.train.tuning.token_rows import TABLE, choose_token_rows
@@ -135,7 +140,7 @@ def test_rows_are_trained_as_in_the_whole_table(optimizer, preset, microbatches)
     others = np.setdiff1d(np.arange(VOCAB_SIZE), rows)
     np.testing.assert_array_equal(table[others], initial[others])
     rate = learning_rate_schedule(config.train.schedule, config.train.steps)
-    decay = np.prod([1 - float(rate(step)) * DECAY for step in range(3)])
+    decay = np.prod([1 - np.asarray(rate(step)) * DECAY for step in range(3)])
     np.testing.assert_allclose(expected_table[others], decay * initial[others], rtol=1e-6)
     moments = [leaf.shape for leaf in jax.tree.leaves(found["opt_state"])]
     assert moments.count((4096, MODEL.hidden_size)) == 2
@@ -173,22 +178,37 @@ def test_workload_knows_the_token_ids_of_its_batches(kind, task_experiment):
         batches = [next(iter(loader))[name] for _ in range(epoch)]
     special = load_tokenizer(experiment.data.tokenizer).special_ids
     found = set(np.concatenate([batch.ravel() for batch in batches]).tolist())
-    assert found | special == set(workload.training_token_ids().tolist())
+    token_ids = workload.training_token_ids()
+    assert token_ids is not None and found | special == set(token_ids.tolist())
 
 
-def test_a_resumed_run_trains_the_same_rows(tmp_path, caplog):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Returns a folder with a model of a large vocabulary, and pairs of texts."""
+    folder = tmp_path_factory.mktemp("large")
     words = (*WORDS, *(f"unused{number}" for number in range(VOCAB_SIZE)))
-    tokenizer = word_tokenizer(tmp_path / "words", words[: VOCAB_SIZE - len(SPECIAL_TOKENS)])
-    model_config = small_config(
+    tokenizer = word_tokenizer(folder / "words", words[: VOCAB_SIZE - len(SPECIAL_TOKENS)])
+    config = small_config(
         vocab_size=VOCAB_SIZE,
         num_hidden_layers=1,
         positions=LearnedPositions(max_position_embeddings=40),
     )
-    imported = ImportedModel(random_parameters(model_config), model_config, tokenizer, None)
-    model = build_model(imported, "model")
-    export(model, tmp_path / "model")
+    imported = ImportedModel(random_parameters(config), config, tokenizer, None)
+    export(build_model(imported, "model"), folder / "model")
+    draw, texts = random.Random(0), [word for word in WORDS if not word.startswith("##")]
+    pairs = [" ".join(draw.choices(texts, k=4)) for _ in range(64)]
+    lines = [f"{text},{text}\n" for text in pairs]
+    (folder / "pairs.csv").write_text("".join(("first,second\n", *lines)))
+    return folder
+
+
+def table_of_run(folder: Path) -> np.ndarray:
+    return paths.flatten(restore_params(folder / "checkpoints")[0])[TABLE]
+
+
+def test_a_resumed_run_trains_the_same_rows(folder, tmp_path, caplog):
     changes = ["train.phases.0.steps=6", "train.checkpoints.save_every=3"]
-    config = override(small_experiment("classification", tmp_path), changes)
+    config = override(small_experiment("classification", folder), changes)
     with one_device_mesh(), caplog.at_level("INFO"):
         assert run(config, tmp_path / "run") == 0
         assert "4,096 of 8,192 rows are trained" in caplog.text
@@ -196,7 +216,31 @@ def test_a_resumed_run_trains_the_same_rows(tmp_path, caplog):
         shutil.rmtree(tmp_path / "resumed/checkpoints/6")
         assert run(config, tmp_path / "resumed") == 0
     assert_same_parameters(tmp_path / "run", tmp_path / "resumed", 6)
-    table = paths.flatten(restore_params(tmp_path / "run/checkpoints")[0])[TABLE]
-    initial = paths.flatten(model.params)[TABLE]
+    initial = paths.flatten(load_encoder(folder / "model").params)[TABLE]
+    table = table_of_run(tmp_path / "run")
     np.testing.assert_array_equal(table[4096:], initial[4096:])
     assert not np.array_equal(table[:90], initial[:90])
+
+
+@pytest.mark.parametrize("loss", [MultipleNegativesRankingLoss(), MaxSimRankingLoss()])
+def test_embeddings_are_trained_as_in_the_whole_table(folder, tmp_path, monkeypatch, loss):
+    """The texts are packed into rows for the first loss; queries are expanded for the second."""
+    config = sentence_embedding_experiment(
+        TextFile(path=f"{folder}/pairs.csv", texts=("first", "second")),
+        f"{folder}/model",
+        loss,
+        batch_size=16,
+        learning_rate=1e-3,
+    )
+    with one_device_mesh():
+        assert run(config, tmp_path / "rows") == 0
+        monkeypatch.setattr("bert_jax.train.step.choose_token_rows", lambda *_: None)
+        assert run(config, tmp_path / "whole") == 0
+    initial = paths.flatten(load_encoder(folder / "model").params)[TABLE]
+    found, expected = table_of_run(tmp_path / "rows"), table_of_run(tmp_path / "whole")
+    np.testing.assert_allclose(found[:4096], expected[:4096], atol=1e-5)
+    np.testing.assert_array_equal(found[4096:], initial[4096:])
+    changed = np.abs(found - initial).max(axis=1) > 1e-4
+    assert changed.sum() > 10
+    # Decay moves rows less than gradients do.
+    np.testing.assert_array_equal(np.abs(expected - initial).max(axis=1) > 1e-4, changed)
