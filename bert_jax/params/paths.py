@@ -112,9 +112,12 @@ class PathTable(Generic[T]):
     def __init__(self, name: str, rows: Sequence[tuple[str, T]]):
         self.name = name
         self.rows = tuple(rows)
+        self._found: dict[str, T] = {}
 
     def __getitem__(self, path: str) -> T:
         """Returns the value of the row that matches `path`; KeyError if none or several do."""
+        if path in self._found:
+            return self._found[path]
         matching_rows = [
             (pattern, value) for pattern, value in self.rows if _regex(pattern).match(path)
         ]
@@ -125,7 +128,8 @@ class PathTable(Generic[T]):
                 else f"rows {[p for p, _ in matching_rows]} all match"
             )
             raise KeyError(f"table {self.name!r}: {found} the parameter {path!r}")
-        return matching_rows[0][1]
+        self._found[path] = matching_rows[0][1]
+        return self._found[path]
 
     def explain(self, paths: Iterable[str]) -> list[tuple[str, str, T]]:
         """Returns (path, the pattern that matches it, value) for each path."""

@@ -237,6 +237,7 @@ class _PhaseHistory:
             # Sorted once, so that each passage needs a binary search and no scan of all examples.
             order = np.argsort(sentences, kind="stable")
             random_texts = own, order, sentences[order]
+        examples_near = []
         for index in in_corpus:
             begin, end = passages[index][0] - offset, passages[index][1] - offset
             examples = own.windows_near(begin, end)
@@ -244,7 +245,11 @@ class _PhaseHistory:
                 pairs, order, sentences = random_texts
                 near = np.searchsorted(sentences, pairs.sentences_near(begin, end))
                 examples = np.union1d(examples, order[near[0] : near[1]])
-            draws = draws_of(examples)
+            examples_near.append(examples)
+        # All at once: an array of a few draws takes as long as one of a thousand.
+        all_draws = draws_of(np.concatenate(examples_near))
+        bounds = np.cumsum([len(examples) for examples in examples_near])[:-1]
+        for index, draws in zip(in_corpus, np.split(all_draws, bounds), strict=True):
             for draw in draws[draws < self._batch_starts[-1]].tolist():
                 reading = self._reading(draw, epoch, *passages[index])
                 if reading is not None:

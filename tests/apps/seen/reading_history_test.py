@@ -209,7 +209,7 @@ def _passages(history: ReadingHistory, count: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize(
     ("is_mixture", "count"),
-    [(False, 40), (True, 40), pytest.param(True, 1000, marks=pytest.mark.slow)],
+    [(False, 40), (True, 12), pytest.param(True, 1000, marks=pytest.mark.slow)],
 )
 def test_readings_are_those_in_the_batches(
     corpora, tmp_path, name: str, is_mixture: bool, count: int
@@ -223,7 +223,7 @@ def test_readings_are_those_in_the_batches(
     for (begin, end), found in zip(passages, readings, strict=True):
         ids = begin + NUM_SPECIAL, end + NUM_SPECIAL
         assert _as_tuples(found) == _readings_in(batches, *ids)
-    assert sum(map(len, readings)) > 100
+    assert sum(map(len, readings)) > 2 * count
     # The loop above would hold for a history that finds nothing in the second phase.
     assert {reading.phase for each in readings for reading in each} == {0, 1}
     firsts = [each[0].update for each in readings if each]
