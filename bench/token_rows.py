@@ -45,8 +45,11 @@ class TimedStep:
         experiment = make_experiment(arguments, frozen)
         self._mesh, phase = sharding.make_mesh(experiment.mesh), experiment.train.phases[0]
         with jax.set_mesh(self._mesh):
-            token_ids = np.arange(arguments.rows) if trains_rows else None
-            setup = TrainSetup.from_experiment(experiment, self._mesh, token_ids)
+            rng = np.random.default_rng(0)
+            token_ids = rng.choice(arguments.vocab_size, arguments.rows, replace=False)
+            setup = TrainSetup.from_experiment(
+                experiment, self._mesh, lambda: token_ids if trains_rows else None
+            )
             fields = setup.objective.batch_fields()
             self._step = setup.lower_step(phase, fields, phase.sizes).compile()
             random = fine_tuning_batch(
@@ -55,6 +58,7 @@ class TimedStep:
                 seq_length=phase.seq_length,
                 vocab_size=arguments.rows,
             )
+            random["input_ids"] = token_ids[random["input_ids"]].astype(np.int32)
             batch_sharding = sharding.batch_sharding(self._mesh)
             self._batch = sharding.put_batch({f: random[f] for f in fields}, batch_sharding)
             self._state, self._seed = initialize_or_load(setup), setup.put_seed()

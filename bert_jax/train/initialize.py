@@ -94,7 +94,8 @@ def restore_or_initialize(
     """Restores the newest valid checkpoint; without one, calls `initialize_or_load`.
 
     Raises:
-      UserError: there are checkpoints, but none is valid or fits the model and the optimizer.
+      UserError: there are checkpoints, but none is valid or fits the model and the optimizer; or
+        they are of training on other tokens.
     """
     tuning, initial, base = setup.experiment.train.tuning, None, None
     if tuning.trains_part_of_encoder:
@@ -109,6 +110,13 @@ def restore_or_initialize(
         return initial or initialize_or_load(setup), start
     with watchdog.watching("restore", 0):
         state, info, step = checkpointer.restore(checkpointed_state(tuning, setup.abstract))
+    rows = setup.token_rows
+    if rows is not None and not np.array_equal(np.asarray(state[TOKEN_ROWS]), rows):
+        raise UserError(
+            f"{checkpointer.folder} has checkpoints of training on other tokens than the training "
+            "texts have now, so the code that tokenizes them is another; resume with the version "
+            "of bert_jax and tokenizers that started the run, or start again in another folder"
+        )
     if base is not None and initial is not None:
         check_base(info, base.fingerprint, str(checkpointer.folder))
         state = complete_state(state, initial)

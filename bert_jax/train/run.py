@@ -92,7 +92,9 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
         # The Pallas kernels look up the mesh, because XLA cannot partition them by itself.
         stack.enter_context(jax.set_mesh(mesh))
-        setup = TrainSetup.from_experiment(experiment, mesh, workload.training_token_ids())
+        setup = TrainSetup.from_experiment(experiment, mesh, workload.training_token_ids)
+        # Each process may have tokenized all texts, and the next collective would time out.
+        barrier("the token ids of the training texts")
         objective, abstract_params = setup.objective, setup.abstract["params"]
 
         # The state: restored from the newest valid checkpoint, or initialized.

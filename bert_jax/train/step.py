@@ -44,7 +44,7 @@ from bert_jax.train.tuning.token_rows import (
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}
 
-If not all rows of the token embeddings are trained, "token_rows" are the trained ones.
+If only some rows of the token embeddings are trained, "token_rows" are these.
 """
 TOKEN_ROWS = "token_rows"
 # These are read again from the folders that the checkpoint names.
@@ -306,13 +306,13 @@ class TrainSetup:
         cls,
         experiment: Experiment,
         mesh: jax.sharding.Mesh,
-        token_ids: np.ndarray | None = None,
+        find_token_ids: Callable[[], np.ndarray | None] = lambda: None,
     ) -> "TrainSetup":
         """Makes the objective, the optimizer and the abstract state that the config describes.
 
         Args:
-          token_ids: all token ids that batches have, to train only their embeddings where that
-            makes no difference; None: unknown.
+          find_token_ids: returns all token ids that batches have, or None if they are unknown; see
+            `choose_token_rows`.
         """
         tuning = experiment.train.tuning
         objective = make_objective(
@@ -322,7 +322,7 @@ class TrainSetup:
         )
         optimizer = make_optimizer(experiment.train)
         params = objective.abstract()
-        token_rows = choose_token_rows(experiment, params, token_ids)
+        token_rows = choose_token_rows(experiment, params, find_token_ids)
         abstract = abstract_state(params, optimizer, mesh, token_rows)
         check_trains_encoder(tuning, abstract["params"])
         return cls(

@@ -70,7 +70,7 @@ class PartlyTrainedTable:
 
     Attributes:
       table: [V, D].
-      row_ids: int32 [R], ascending; they contain all ids that are looked up.
+      row_ids: int32 [R], ascending. Other ids may be looked up, but receive no gradient.
       rows: [R, D], the values of these rows in `table`, which receive the gradients.
     """
 
@@ -95,6 +95,9 @@ def _partly_trained_bwd(
 ) -> tuple[Any, None]:
     table, ids = residuals
     indices = jnp.searchsorted(table.row_ids, ids).astype(jnp.int32)
+    num_rows = len(table.row_ids)
+    has_row = table.row_ids[jnp.minimum(indices, num_rows - 1)] == ids
+    indices = jnp.where(has_row, indices, num_rows)  # outside, which adds nothing
     gradient = _table_gradient(table.rows, indices, grad)
     return PartlyTrainedTable(table=None, row_ids=None, rows=gradient), None  # pyright: ignore[reportArgumentType]
 

@@ -2,9 +2,10 @@
 
 Other rows have no gradient, and multilingual vocabularies have many: 250,000 rows are 81 % of the
 parameters of multilingual-e5-small. The optimizer sees the table without them, so they have no
-moments and cost no time. They keep their pretrained values, as they do without weight decay.
+moments and cost no time. They keep their initial values, as they do without weight decay.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,29 +28,31 @@ _MULTIPLE = 4096
 
 
 def choose_token_rows(
-    experiment: Experiment, params: Params, token_ids: np.ndarray | None
+    experiment: Experiment, params: Params, find_token_ids: Callable[[], np.ndarray | None]
 ) -> np.ndarray | None:
-    """Returns the rows to train, or None to train the whole table.
+    """Returns the rows to train, or None to train the whole table or nothing of it.
 
-    The table is trained as a whole if more than half of its rows would be trained; if masked-LM
-    logits are computed from it, which gives all rows gradients; and with optimizers that scale an
-    update by a statistic of the whole parameter (LAMB, Adafactor, StableAdamW).
+    The whole table is trained if more than half of its rows would be trained, or if the ids are
+    unknown; if there is a masked-LM head, whose logits give all rows gradients; with EWC; and with
+    optimizers that scale an update by a statistic of the whole parameter (LAMB, Adafactor,
+    StableAdamW).
 
     Args:
       params: all parameters of the objective, which may be abstract.
-      token_ids: all ids that batches have; None: unknown.
+      find_token_ids: returns all ids that batches have, or None if they are unknown. It is called
+        only if the rest allows a choice, because it may tokenize all texts.
 
     Returns:
-      int32 [rows], ascending: the ids, and unused ones up to a multiple of 4,096.
+      int32 [rows], ascending: the ids, and the lowest unused ones up to a multiple of 4,096.
     """
     train, flat = experiment.train, paths.flatten(params)
     if (
-        token_ids is None
-        or TABLE not in flat
-        or "masked_lm" in params
+        TABLE not in flat
+        or any("masked_lm" in path.split("/") for path in flat)
         or is_frozen(train.tuning, TABLE)
         or isinstance(train.tuning.weight_anchor, EWC)  # its Fisher values are of whole tables
         or not isinstance(train.optimizer, AdamW | Muon)
+        or (token_ids := find_token_ids()) is None
     ):
         return None
     is_used = np.zeros(flat[TABLE].shape[0], bool)
@@ -84,12 +87,14 @@ def with_row_gradients(params: Any, trained: Any, rows: jax.Array | None) -> Any
     """Returns parameters whose table has gradients for the rows of `trained` only.
 
     Args:
-      params: has the same rows in its table.
+      params: has the same rows in its table, perhaps rounded to the dtype in which devices send
+        gradients to each other.
     """
     if rows is None:
         return params
     table, values = paths.flatten(params)[TABLE], paths.flatten(trained)[TABLE]
-    return _with_table(params, PartlyTrainedTable(jax.lax.stop_gradient(table), rows, values))
+    frozen, values = jax.lax.stop_gradient(table), values.astype(table.dtype)
+    return _with_table(params, PartlyTrainedTable(frozen, rows, values))
 
 
 def _with_table(params: Any, table: Any) -> Any:

@@ -39,6 +39,7 @@ from bert_jax.config.train import (
     make_mesh_config,
 )
 from bert_jax.config.tuning import EWC, TuningConfig
+from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.heads.config import SequenceClassificationHead
@@ -60,7 +61,9 @@ from tests.helpers.same_parameters import assert_same_parameters
 from tests.helpers.task_runs import KINDS, small_experiment
 
 HEAD = SequenceClassificationHead(labels=("no", "yes"))
-VOCAB_SIZE, IDS = 8192, np.arange(90)
+VOCAB_SIZE = 8192
+IDS = np.arange(90) * 91
+"""Ids that are spread over the vocabulary, so that the row of an id has another number."""
 RATE, DECAY = 1e-2, 0.1
 MODEL = small_config(
     vocab_size=VOCAB_SIZE,
@@ -96,13 +99,14 @@ def train(config: Experiment, token_ids: np.ndarray | None, devices: int = 1):
     """Returns the table before three steps, the state after them, and the norms of gradients."""
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
     with jax.set_mesh(mesh):
-        setup, phase = TrainSetup.from_experiment(config, mesh, token_ids), config.train.phases[0]
-        fields, norms = setup.objective.batch_fields(), []
+        setup = TrainSetup.from_experiment(config, mesh, lambda: token_ids)
+        phase, fields, norms = config.train.phases[0], setup.objective.batch_fields(), []
         step = setup.compile_step(phase, fields, [{"B": 16, "L": 12}])
         state = initialize_or_load(setup)
         table = np.array(paths.flatten(state["params"])[TABLE])
         for seed in range(3):
             batch = fine_tuning_batch(HEAD, batch_size=16, seq_length=12, vocab_size=90, seed=seed)
+            batch["input_ids"] = IDS[batch["input_ids"]].astype(np.int32)
             placed = {name: batch[name] for name in fields}
             state, metrics = step(state, sharding.put_batch(placed, sharding.batch_sharding(mesh)))
             norms.append(float(metrics["grad_norm"]))
@@ -129,7 +133,7 @@ def test_rows_are_trained_as_in_the_whole_table(optimizer, preset, microbatches)
     initial, found, found_norms = train(config, IDS, 1 if preset == "dp" else 8)
     assert found_norms == pytest.approx(norms, rel=1e-5)
     rows = found["token_rows"]
-    assert len(rows) == 4096 and set(IDS) <= set(rows)
+    assert len(rows) == 4096 and set(IDS) <= set(rows) and rows[-1] == IDS[-1]
     params, expected_params = (paths.flatten(state["params"]) for state in (found, expected))
     table, expected_table = params.pop(TABLE), expected_params.pop(TABLE)
     for path, leaf in expected_params.items():
@@ -161,9 +165,10 @@ def test_rows_are_trained_as_in_the_whole_table(optimizer, preset, microbatches)
 )
 def test_when_rows_are_chosen(token_ids, config, num_rows):
     params = paths.unflatten({TABLE: jax.ShapeDtypeStruct((VOCAB_SIZE, 4), "float32")})
-    rows = choose_token_rows(config, params, token_ids)
+    rows = choose_token_rows(config, params, lambda: token_ids)
     assert (None if rows is None else len(rows)) == num_rows
-    assert choose_token_rows(config, {**params, "masked_lm": {}}, token_ids) is None
+    with_head = {**params, "heads": {"task": {"masked_lm": {"bias": None}}}}
+    assert choose_token_rows(config, with_head, lambda: token_ids) is None
     if rows is not None:
         assert (np.diff(rows) > 0).all() and set(token_ids) <= set(rows)
 
@@ -186,8 +191,9 @@ def test_workload_knows_the_token_ids_of_its_batches(kind, task_experiment):
 def folder(tmp_path_factory) -> Path:
     """Returns a folder with a model of a large vocabulary, and pairs of texts."""
     folder = tmp_path_factory.mktemp("large")
-    words = (*WORDS, *(f"unused{number}" for number in range(VOCAB_SIZE)))
-    tokenizer = word_tokenizer(folder / "words", words[: VOCAB_SIZE - len(SPECIAL_TOKENS)])
+    num_unused = VOCAB_SIZE - len(SPECIAL_TOKENS) - len(WORDS)
+    words = (*(f"unused{number}" for number in range(num_unused)), *WORDS)
+    tokenizer = word_tokenizer(folder / "words", words)
     config = small_config(
         vocab_size=VOCAB_SIZE,
         num_hidden_layers=1,
@@ -202,11 +208,15 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+# Between the lowest unused tokens, which fill the number of rows, and the words, which are last.
+OTHERS = slice(4096, VOCAB_SIZE - len(WORDS))
+
+
 def table_of_run(folder: Path) -> np.ndarray:
     return paths.flatten(restore_params(folder / "checkpoints")[0])[TABLE]
 
 
-def test_a_resumed_run_trains_the_same_rows(folder, tmp_path, caplog):
+def test_a_resumed_run_trains_the_same_rows(folder, tmp_path, caplog, monkeypatch):
     changes = ["train.phases.0.steps=6", "train.checkpoints.save_every=3"]
     config = override(small_experiment("classification", folder), changes)
     with one_device_mesh(), caplog.at_level("INFO"):
@@ -218,18 +228,27 @@ def test_a_resumed_run_trains_the_same_rows(folder, tmp_path, caplog):
     assert_same_parameters(tmp_path / "run", tmp_path / "resumed", 6)
     initial = paths.flatten(load_encoder(folder / "model").params)[TABLE]
     table = table_of_run(tmp_path / "run")
-    np.testing.assert_array_equal(table[4096:], initial[4096:])
-    assert not np.array_equal(table[:90], initial[:90])
+    np.testing.assert_array_equal(table[OTHERS], initial[OTHERS])
+    assert not np.array_equal(table[-len(WORDS) :], initial[-len(WORDS) :])
+    other_rows = np.arange(4096, dtype=np.int32)
+    monkeypatch.setattr("bert_jax.train.step.choose_token_rows", lambda *_: other_rows)
+    with one_device_mesh(), pytest.raises(UserError, match="training on other tokens than"):
+        run(config, tmp_path / "resumed")
 
 
-@pytest.mark.parametrize("loss", [MultipleNegativesRankingLoss(), MaxSimRankingLoss()])
-def test_embeddings_are_trained_as_in_the_whole_table(folder, tmp_path, monkeypatch, loss):
+@pytest.mark.parametrize(
+    ("loss", "chunk_size"), [(MultipleNegativesRankingLoss(), 8), (MaxSimRankingLoss(), None)]
+)
+def test_embeddings_are_trained_as_in_the_whole_table(
+    folder, tmp_path, monkeypatch, loss, chunk_size
+):
     """The texts are packed into rows for the first loss; queries are expanded for the second."""
     config = sentence_embedding_experiment(
         TextFile(path=f"{folder}/pairs.csv", texts=("first", "second")),
         f"{folder}/model",
         loss,
         batch_size=16,
+        chunk_size=chunk_size,
         learning_rate=1e-3,
     )
     with one_device_mesh():
@@ -238,9 +257,11 @@ def test_embeddings_are_trained_as_in_the_whole_table(folder, tmp_path, monkeypa
         assert run(config, tmp_path / "whole") == 0
     initial = paths.flatten(load_encoder(folder / "model").params)[TABLE]
     found, expected = table_of_run(tmp_path / "rows"), table_of_run(tmp_path / "whole")
-    np.testing.assert_allclose(found[:4096], expected[:4096], atol=1e-5)
-    np.testing.assert_array_equal(found[4096:], initial[4096:])
+    for trained in (slice(0, 4096 - len(WORDS)), slice(-len(WORDS), None)):
+        np.testing.assert_allclose(found[trained], expected[trained], atol=1e-5)
+    np.testing.assert_array_equal(found[OTHERS], initial[OTHERS])
     changed = np.abs(found - initial).max(axis=1) > 1e-4
     assert changed.sum() > 10
+    assert changed[-len(WORDS) :].any()
     # Decay moves rows less than gradients do.
     np.testing.assert_array_equal(np.abs(expected - initial).max(axis=1) > 1e-4, changed)
